@@ -79,9 +79,9 @@ void check_experts(const Experts& e, std::int64_t hidden) {
     require(e.router[0].rounding() == Rounding::kNone, "router", "rounds its inputs");
     expect_bias(e.router_bias, "router_bias", {count});
     expect_bias(e.correction, "router_correction", {count});
-    require(e.groups > 0 && e.groups <= kMostGroups && count % e.groups == 0 &&
-                (e.groups == 1 || count / e.groups >= 2),
-            "groups", "do not divide the experts");
+    require(
+        e.groups > 0 && e.groups <= kMostGroups && count % e.groups == 0 && (e.groups == 1 || count / e.groups >= 2),
+        "groups", "do not divide the experts");
     require(e.top_groups > 0 && e.top_groups <= e.groups && e.top <= count / e.groups * e.top_groups, "top_groups",
             "is no number of groups, or they have too few experts");
     require(std::isfinite(e.share_scale), "share_scale", "is not finite");

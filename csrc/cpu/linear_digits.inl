@@ -2,8 +2,8 @@
 // exact, times the scales of the weights and of the inputs.
 
 // The scales of a block of weights (of kQ6K, of half a block), and what is added to each of its numbers times the
-// scale: the minimum, -8 scales for kQ4, or -12 for kMxfp4, whose numbers are made unsigned. For kQ8 and kQ6K nothing is
-// added.
+// scale: the minimum, -8 scales for kQ4, or -12 for kMxfp4, whose numbers are made unsigned. For kQ8 and kQ6K nothing
+// is added.
 template <Format kFormat, typename R>
 struct Scaling {
     using F = typename R::F;

@@ -13,7 +13,7 @@
 namespace octavo {
 namespace {
 
-constexpr const char* kNames[] = {"f32",    "f16",      "bf16", "q8",   "q4",  "q4_mins",
+constexpr const char* kNames[] = {"f32",    "f16",      "bf16",  "q8",   "q4",   "q4_mins",
                                   "halves", "q4_zeros", "mxfp4", "q4_k", "q5_k", "q6_k"};
 
 // Bytes of one GGUF block of a format.

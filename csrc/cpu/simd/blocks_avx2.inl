@@ -57,8 +57,7 @@ inline F8 dot_fives(const Fives& n, const std::int8_t* a) {
 using Coded = Nibbles;
 inline Coded coded_of(const std::uint8_t* p) {
     Coded n = nibbles_of(p);
-    const __m256i table =
-        _mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i*>(kUnsignedCodes)));
+    const __m256i table = _mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i*>(kUnsignedCodes)));
 #pragma GCC unroll 8
     for (int i = 0; i < 8; ++i) {
         n.piece[i] = _mm256_shuffle_epi8(table, n.piece[i]);

@@ -22,8 +22,8 @@
 //   kQ6K: two pieces of higher bits: bits 2i and 2i + 1 of byte 4r + j of piece h are bits 4 and 5 of row r's column
 //         16h + 4i + j; 16 scales for columns 0 … 15 and 16 for the others, signed bytes;
 //         value = step * scale * (number - 32)
-// All but kBf16Pairs, kQ4Zeros and kMxfp4 are GGUF's Q8_0, Q4_0, Q4_1, Q4_K, Q5_K and Q6_K in another order: repacking loses
-// nothing.
+// All but kBf16Pairs, kQ4Zeros and kMxfp4 are GGUF's Q8_0, Q4_0, Q4_1, Q4_K, Q5_K and Q6_K in another order: repacking
+// loses nothing.
 #pragma once
 
 #include <cstdint>
@@ -32,7 +32,20 @@
 
 namespace octavo {
 
-enum class Format : std::uint8_t { kF32, kF16, kBF16, kQ8, kQ4, kQ4Mins, kBf16Pairs, kQ4Zeros, kMxfp4, kQ4K, kQ5K, kQ6K };
+enum class Format : std::uint8_t {
+    kF32,
+    kF16,
+    kBF16,
+    kQ8,
+    kQ4,
+    kQ4Mins,
+    kBf16Pairs,
+    kQ4Zeros,
+    kMxfp4,
+    kQ4K,
+    kQ5K,
+    kQ6K
+};
 
 // By code: bit 3 is the sign.
 constexpr std::int8_t kMxfp4Numbers[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
