@@ -9,7 +9,6 @@ from torch import Tensor
 
 from gpu_worker.models.checkpoint import mxfp4
 from gpu_worker.models.checkpoint.weights import FLOATS
-from gpu_worker.models.decoders.expert_families import expert_layers
 from gpu_worker.models.gguf.families import read_family
 from gpu_worker.models.gguf.header import GgufHeader
 from gpu_worker.models.gguf.recipes import Join, Recipe
@@ -41,8 +40,9 @@ class ExpertGgufSource:
         self._places = {name: TensorPlace(recipe.of[0], recipe.join) for name, recipe in _whole(family.recipes).items()}
         self._mxfp4: dict[str, str] = {}  # how stored tensors in MXFP4 are kept
         layers = int(family.config["num_hidden_layers"])
-        for layer, has_some in enumerate(expert_layers(self.config, layers)):
-            self._places |= self._experts(layer) if has_some else {}
+        for layer in range(layers):
+            is_mixed = any(f"blk.{layer}.ffn_{part}_exps.weight" in file.tensors for part in PARTS)
+            self._places |= self._experts(layer) if is_mixed else {}
         lacking = {place.stored for place in self._places.values()} - set(file.tensors)
         if lacking:
             raise BadModel(f"{file.path.name} has no tensor {min(lacking)!r}")
