@@ -67,8 +67,30 @@ LlamaSizes sizes_of(const py::dict& dict) {
     values.take("head_dim", sizes.head_dim);
     values.take("eps", sizes.eps);
     values.take("scale", sizes.scale);
+    values.take("embedding_scale", sizes.embedding_scale);
     values.end();
     return sizes;
+}
+
+void take_experts(Values& values, Experts& experts) {
+    values.take("router", experts.router);
+    values.take("router_bias", experts.router_bias);
+    values.take("expert_gate_up", experts.gate_up);
+    values.take("expert_down", experts.down);
+    values.take("expert_gate_up_bias", experts.gate_up_bias);
+    values.take("expert_down_bias", experts.down_bias);
+    values.take("shared_gate_up", experts.shared_gate_up);
+    values.take("shared_down", experts.shared_down);
+    values.take("shared_gate", experts.shared_gate);
+    values.take("top", experts.top);
+    values.take("sigmoid", experts.sigmoid);
+    values.take("shares_sum_to_one", experts.shares_sum_to_one);
+    values.take("share_scale", experts.share_scale);
+    values.take("router_correction", experts.correction);
+    values.take("groups", experts.groups);
+    values.take("top_groups", experts.top_groups);
+    values.take("swiglu_alpha", experts.alpha);
+    values.take("swiglu_limit", experts.limit);
 }
 
 LlamaLayer layer_of(py::handle dict) {
@@ -86,19 +108,13 @@ LlamaLayer layer_of(py::handle dict) {
     values.take("down_bias", layer.down_bias);
     values.take("q_norm", layer.q_norm);
     values.take("k_norm", layer.k_norm);
+    values.take("sinks", layer.sinks);
     values.take("window", layer.window);
     std::vector<std::int64_t> sparse;
     values.take("sparse", sparse);
     layer.sparse = block_sparse(sparse);
     values.take("rotated", layer.rotated);
-    values.take("router", layer.experts.router);
-    values.take("expert_gate_up", layer.experts.gate_up);
-    values.take("expert_down", layer.experts.down);
-    values.take("shared_gate_up", layer.experts.shared_gate_up);
-    values.take("shared_down", layer.experts.shared_down);
-    values.take("shared_gate", layer.experts.shared_gate);
-    values.take("top", layer.experts.top);
-    values.take("shares_sum_to_one", layer.experts.shares_sum_to_one);
+    take_experts(values, layer.experts);
     values.end();
     return layer;
 }

@@ -83,6 +83,24 @@ void silu_mul(const float* gate, const float* up, std::int64_t count, float* out
     }
 }
 
+inline F8 clamped_swiglu8(F8 gate, F8 up, float alpha, float limit) {
+    const F8 g = min8(set8(limit), gate), u = max8(set8(-limit), min8(set8(limit), up));
+    const F8 open = div8(g, add8(set8(1.0F), exp8(mul8(set8(-alpha), g))));
+    return mul8(add8(u, set8(1.0F)), open);
+}
+
+void clamped_swiglu(const float* gate, const float* up, float alpha, float limit, std::int64_t count, float* out) {
+    std::int64_t i = 0;
+    for (; i + 8 <= count; i += 8) {
+        store8(out + i, clamped_swiglu8(load8(gate + i), load8(up + i), alpha, limit));
+    }
+    if (i < count) {
+        float rest[8];
+        store8(rest, clamped_swiglu8(load8_some(gate + i, count - i), load8_some(up + i, count - i), alpha, limit));
+        std::memcpy(out + i, rest, static_cast<std::size_t>(count - i) * 4);
+    }
+}
+
 void rotate(const float* head, const float* cos, const float* sin, std::int64_t pairs, float* out) {
     std::int64_t i = 0;
     for (; i + 8 <= pairs; i += 8) {

@@ -3,11 +3,14 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 
 namespace octavo {
 namespace {
 
 constexpr std::int64_t kPiece = 512;  // floats of an activation that one thread takes at once; a multiple of kBlock
+constexpr std::int64_t kMostGroups = 64;
+constexpr float kOut = -std::numeric_limits<float>::infinity();  // the rank of an expert that is not to be chosen
 
 // exp of a number that is not above 0. That of libraries has other bits on other processors.
 float small_exp(float x) {
@@ -47,9 +50,15 @@ void copy_column(const Block* from, std::int64_t column, Block* to, std::int64_t
 
 // One product that all threads share.
 void product(PoolThread& thread, int threads, const Weight& weight, const float* x, const Inputs& inputs,
-             std::int64_t columns, float* y) {
+             std::int64_t columns, float* y, const float* bias = nullptr) {
     run_linear(thread, threads,
-               {weight, x, weight.cols, inputs.digits, inputs.bf16, columns, y, weight.rows, nullptr, false});
+               {weight, x, weight.cols, inputs.digits, inputs.bf16, columns, y, weight.rows, bias, false});
+}
+
+void expect_bias(const TensorRef& bias, const char* name, std::initializer_list<std::int64_t> shape) {
+    if (bias.given()) {
+        expect(bias, name, shape, DType::kF32);
+    }
 }
 
 void expect_one(const Stack& stack, const char* name, std::int64_t rows, std::int64_t cols) {
@@ -68,8 +77,20 @@ void check_experts(const Experts& e, std::int64_t hidden) {
     require(count > 0 && count <= kMostExperts && e.top > 0 && e.top <= count, "top", "is no number of experts");
     expect_one(e.router, "router", count, hidden);
     require(e.router[0].rounding() == Rounding::kNone, "router", "rounds its inputs");
+    expect_bias(e.router_bias, "router_bias", {count});
+    expect_bias(e.correction, "router_correction", {count});
+    require(
+        e.groups > 0 && e.groups <= kMostGroups && count % e.groups == 0 && (e.groups == 1 || count / e.groups >= 2),
+        "groups", "do not divide the experts");
+    require(e.top_groups > 0 && e.top_groups <= e.groups && e.top <= count / e.groups * e.top_groups, "top_groups",
+            "is no number of groups, or they have too few experts");
+    require(std::isfinite(e.share_scale), "share_scale", "is not finite");
+    require(std::isfinite(e.alpha) && std::isfinite(e.limit) && (e.alpha == 0 || e.limit > 0), "swiglu_limit",
+            "is not a positive number");
     require(e.gate_up.size() == e.down.size(), "expert_gate_up", "has another number of experts");
     const std::int64_t inner = e.down[0].cols;
+    expect_bias(e.gate_up_bias, "expert_gate_up_bias", {count, 2 * inner});
+    expect_bias(e.down_bias, "expert_down_bias", {count, hidden});
     require(inner > 0, "expert_down", "has another shape");
     for (std::size_t i = 0; i < e.down.size(); ++i) {
         expect_one({e.gate_up[i]}, "expert_gate_up", 2 * inner, hidden);
@@ -82,8 +103,10 @@ void check_experts(const Experts& e, std::int64_t hidden) {
         require(shared > 0, "shared_down", "has another shape");
         expect_one(e.shared_gate_up, "shared_gate_up", 2 * shared, hidden);
         expect_one(e.shared_down, "shared_down", hidden, shared);
-        expect_one(e.shared_gate, "shared_gate", 1, hidden);
-        require(e.shared_gate[0].rounding() == Rounding::kNone, "shared_gate", "rounds its inputs");
+        if (!e.shared_gate.empty()) {
+            expect_one(e.shared_gate, "shared_gate", 1, hidden);
+            require(e.shared_gate[0].rounding() == Rounding::kNone, "shared_gate", "rounds its inputs");
+        }
         require(e.shared_gate_up[0].rounding() == e.gate_up[0].rounding(), "shared_gate_up",
                 "rounds its inputs differently than the experts");
     }
@@ -93,7 +116,7 @@ void ExpertSpace::take(const Experts& e, std::int64_t hidden, std::int64_t num_t
     const std::int64_t pairs = num_tokens * e.top, found = most_columns(e, num_tokens);
     const std::int64_t shared_inner = e.shared_down.empty() ? 0 : e.shared_down[0].cols;
     const std::int64_t inner = e.down[0].cols, widest = std::max({hidden, inner, shared_inner});
-    scores.take(num_tokens * static_cast<std::int64_t>(e.down.size()));
+    scores.take(2 * num_tokens * static_cast<std::int64_t>(e.down.size()));  // and ranks
     shares.take(pairs);
     chosen.take(pairs);
     columns.take(pairs);
@@ -122,6 +145,7 @@ ExpertRun::ExpertRun(const Experts& experts, ExpertSpace& space, std::int64_t hi
       threads_(threads),
       k_(kernels()),
       scores_(space.scores.take(0)),
+      ranks_(scores_ + num_tokens * static_cast<std::int64_t>(experts.down.size())),
       shares_(space.shares.take(0)),
       gathered_(space.gathered.take(0)),
       gate_up_(space.gate_up.take(0)),
@@ -132,36 +156,44 @@ ExpertRun::ExpertRun(const Experts& experts, ExpertSpace& space, std::int64_t hi
       grouped_{space.digits.take(0), space.bf16.take(0)} {}
 
 void ExpertRun::operator()(float* x) {
-    product(thread_, threads_, e_.router[0], normed_, rounded_, num_tokens_, scores_);
+    product(thread_, threads_, e_.router[0], normed_, rounded_, num_tokens_, scores_, e_.router_bias.as<float>());
     if (!e_.shared_down.empty()) {
         run_shared();
     }
     thread_.each(num_tokens_, [&](std::int64_t token) { choose(token); });
     thread_.each(1, [&](std::int64_t) { group(); });
     thread_.each(num_tokens_ * e_.top, [&](std::int64_t pair) { gather(pair); });
-    multiply(e_.gate_up, gathered_, hidden_, gate_up_);
+    multiply(e_.gate_up, e_.gate_up_bias, gathered_, hidden_, gate_up_);
     const std::int64_t pieces = (inner_ + kPiece - 1) / kPiece;
     thread_.each(num_tokens_ * e_.top * pieces, [&](std::int64_t piece) { activate(piece, pieces); });
-    multiply(e_.down, activated_, inner_, out_);
+    multiply(e_.down, e_.down_bias, activated_, inner_, out_);
     thread_.each(num_tokens_, [&](std::int64_t token) { add(token, x + token * hidden_); });
 }
 
-// The experts with the largest scores, the first of equal ones, and their shares: a softmax over all experts.
+// The experts of the highest rank, the first of equal ones, and their shares.
 void ExpertRun::choose(std::int64_t token) {
     const auto count = static_cast<std::int64_t>(e_.down.size());
-    float* scores = scores_ + token * count;
+    float *scores = scores_ + token * count, *ranks = ranks_ + token * count;
     std::int64_t* chosen = chosen_ + token * e_.top;
     float* shares = shares_ + token * e_.top;
     const float largest = *std::max_element(scores, scores + count);
     double sum = 0.0, shared = 0.0;
     for (std::int64_t i = 0; i < count; ++i) {
-        scores[i] = small_exp(scores[i] - largest);
+        scores[i] = e_.sigmoid ? sigmoid(scores[i]) : small_exp(scores[i] - largest);
         sum += scores[i];
+    }
+    const double whole = e_.sigmoid ? 1.0 : sum;
+    const float* correction = e_.correction.as<float>();
+    for (std::int64_t i = 0; i < count; ++i) {
+        ranks[i] = correction == nullptr ? scores[i] : static_cast<float>(scores[i] / whole) + correction[i];
+    }
+    if (e_.groups > 1) {
+        leave_groups(ranks);
     }
     for (std::int64_t place = 0; place < e_.top; ++place) {
         std::int64_t best = -1;
         for (std::int64_t i = 0; i < count; ++i) {
-            if (scores[i] >= 0.0F && (best < 0 || scores[i] > scores[best])) {
+            if (ranks[i] > (best < 0 ? kOut : ranks[best])) {
                 best = i;
             }
         }
@@ -169,10 +201,37 @@ void ExpertRun::choose(std::int64_t token) {
         chosen[place] = best;
         shares[place] = scores[best];
         shared += scores[best];
-        scores[best] = -1.0F;
+        ranks[best] = kOut;
     }
     for (std::int64_t place = 0; place < e_.top; ++place) {
-        shares[place] = static_cast<float>(shares[place] / (e_.shares_sum_to_one ? shared : sum));
+        shares[place] = static_cast<float>(e_.share_scale * (shares[place] / (e_.shares_sum_to_one ? shared : whole)));
+    }
+}
+
+// Takes out all but the groups whose two best experts have the highest ranks together, the first of equal ones.
+void ExpertRun::leave_groups(float* ranks) const {
+    const std::int64_t size = static_cast<std::int64_t>(e_.down.size()) / e_.groups;
+    float sums[kMostGroups];
+    bool kept[kMostGroups] = {};
+    for (std::int64_t group = 0; group < e_.groups; ++group) {
+        float first = kOut, second = kOut;
+        for (const float* rank = ranks + group * size; rank < ranks + (group + 1) * size; ++rank) {
+            second = *rank > first ? first : *rank > second ? *rank : second;
+            first = *rank > first ? *rank : first;
+        }
+        sums[group] = first + second;
+    }
+    for (std::int64_t place = 0; place < e_.top_groups; ++place) {
+        std::int64_t best = -1;
+        for (std::int64_t group = 0; group < e_.groups; ++group) {
+            if (!kept[group] && (best < 0 || sums[group] > sums[best])) {
+                best = group;
+            }
+        }
+        kept[best] = true;
+    }
+    for (std::int64_t i = 0; i < e_.groups * size; ++i) {
+        ranks[i] = kept[i / size] ? ranks[i] : kOut;
     }
 }
 
@@ -213,7 +272,7 @@ void ExpertRun::gather(std::int64_t pair) {
 }
 
 // All experts' products in one phase, each with its own columns. All matrices have one shape.
-void ExpertRun::multiply(const Stack& weights, const float* from, std::int64_t cols, float* to) {
+void ExpertRun::multiply(const Stack& weights, const TensorRef& bias, const float* from, std::int64_t cols, float* to) {
     const std::int64_t rows = weights[0].rows, some = rows_at_once(weights[0], threads_);
     const std::int64_t turns = (rows + some - 1) / some;
     thread_.each(static_cast<std::int64_t>(space_.asked.size()) * turns, [&](std::int64_t i) {
@@ -228,7 +287,7 @@ void ExpertRun::multiply(const Stack& weights, const float* from, std::int64_t c
                             asked.count,
                             to + asked.first * rows,
                             rows,
-                            nullptr,
+                            bias.given() ? bias.as<float>() + asked.expert * bias.stride[0] : nullptr,
                             false};
         const std::int64_t end = first + some < rows ? first + some : rows;
         k_.linear(job, first, end, thread_.scratch(k_.linear_scratch(job)));
@@ -239,14 +298,21 @@ void ExpertRun::activate(std::int64_t piece, std::int64_t pieces) {
     const std::int64_t column = columns_[piece / pieces], from = piece % pieces * kPiece;
     const std::int64_t count = inner_ - from < kPiece ? inner_ - from : kPiece;
     const float* gate = gate_up_ + column * 2 * inner_ + from;
-    k_.silu_mul(gate, gate + inner_, count, activated_ + column * inner_ + from);
+    float* to = activated_ + column * inner_ + from;
+    if (e_.alpha != 0) {
+        k_.clamped_swiglu(gate, gate + inner_, e_.alpha, e_.limit, count, to);
+    } else {
+        k_.silu_mul(gate, gate + inner_, count, to);
+    }
     round_inputs(e_.down[0], activated_ + column * inner_, column, from, count, grouped_);
 }
 
-// The expert that every token asks, with a share of its own.
+// The expert that every token asks, with a share of its own if it has a gate.
 void ExpertRun::run_shared() {
     const Weight& down = e_.shared_down[0];
-    product(thread_, threads_, e_.shared_gate[0], normed_, rounded_, num_tokens_, space_.shared_scores.take(0));
+    if (!e_.shared_gate.empty()) {
+        product(thread_, threads_, e_.shared_gate[0], normed_, rounded_, num_tokens_, space_.shared_scores.take(0));
+    }
     product(thread_, threads_, e_.shared_gate_up[0], normed_, rounded_, num_tokens_, gate_up_);
     thread_.each(num_tokens_, [&](std::int64_t token) {
         const float* gate = gate_up_ + token * 2 * down.cols;
@@ -265,7 +331,7 @@ void ExpertRun::add(std::int64_t token, float* x) const {
         }
     }
     if (!e_.shared_down.empty()) {
-        const float share = sigmoid(space_.shared_scores.take(0)[token]);
+        const float share = e_.shared_gate.empty() ? 1.0F : sigmoid(space_.shared_scores.take(0)[token]);
         const float* out = space_.shared.take(0) + token * hidden_;
         for (std::int64_t i = 0; i < hidden_; ++i) {
             x[i] += share * out[i];

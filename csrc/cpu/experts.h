@@ -46,9 +46,10 @@ class ExpertRun {
 
   private:
     void choose(std::int64_t token);
+    void leave_groups(float* ranks) const;
     void group();
     void gather(std::int64_t pair);
-    void multiply(const Stack& weights, const float* from, std::int64_t cols, float* to);
+    void multiply(const Stack& weights, const TensorRef& bias, const float* from, std::int64_t cols, float* to);
     void activate(std::int64_t piece, std::int64_t pieces);
     void run_shared();
     void add(std::int64_t token, float* x) const;
@@ -61,7 +62,7 @@ class ExpertRun {
     PoolThread& thread_;
     const int threads_;
     const Kernels& k_;
-    float *scores_, *shares_, *gathered_, *gate_up_, *activated_, *out_;
+    float *scores_, *ranks_, *shares_, *gathered_, *gate_up_, *activated_, *out_;
     std::int64_t *chosen_, *columns_;
     Inputs grouped_;
 };

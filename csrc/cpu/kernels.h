@@ -121,6 +121,9 @@ struct Kernels {
     void (*merge)(const AttentionJob& job, const AttentionItem& item, std::int64_t num_parts, std::int64_t part_floats);
     void (*rms_norm)(const float* x, const float* weight, float eps, std::int64_t count, float* out);
     void (*silu_mul)(const float* gate, const float* up, std::int64_t count, float* out);
+    // gate, at most `limit`, times sigmoid(alpha * gate), times one more than `up`, which lies within +- limit.
+    void (*clamped_swiglu)(const float* gate, const float* up, float alpha, float limit, std::int64_t count,
+                           float* out);
     void (*write_slot)(const KvPages& pages, const KvSide& side, std::int64_t block, std::int64_t head,
                        std::int64_t slot, const float* row);
     void (*rotate)(const float* head, const float* cos, const float* sin, std::int64_t pairs, float* out);

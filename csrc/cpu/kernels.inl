@@ -45,8 +45,9 @@ namespace {
 
 const Kernels* OCTAVO_TABLE() {
     static constexpr Kernels kTable = {
-        OCTAVO_ISA, linear,   linear_scratch, tile_rows,  to_digits, to_bf16_blocks, weight_row, attend, attend_scratch,
-        merge,      rms_norm, silu_mul,       write_slot, rotate,    to_float,       from_float, argmax, add_low_rank,
+        OCTAVO_ISA, linear,         linear_scratch, tile_rows, to_digits,    to_bf16_blocks, weight_row,
+        attend,     attend_scratch, merge,          rms_norm,  silu_mul,     clamped_swiglu, write_slot,
+        rotate,     to_float,       from_float,     argmax,    add_low_rank,
     };
     return &kTable;
 }

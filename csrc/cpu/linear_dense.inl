@@ -157,6 +157,8 @@ void linear(const LinearJob& job, std::int64_t first_row, std::int64_t end_row, 
             return packed_rows<Format::kQ4Mins>(job, first_row, end_row, scratch);
         case Format::kQ4Zeros:
             return packed_rows<Format::kQ4Zeros>(job, first_row, end_row, scratch);
+        case Format::kMxfp4:
+            return packed_rows<Format::kMxfp4>(job, first_row, end_row, scratch);
         case Format::kBf16Pairs:
             return packed_rows<Format::kBf16Pairs>(job, first_row, end_row, scratch);
         case Format::kQ4K:
@@ -197,6 +199,8 @@ void weight_row(const Weight& weight, std::int64_t row, float* out) {
             return packed_row<Format::kQ4Mins>(weight, row, out);
         case Format::kQ4Zeros:
             return packed_row<Format::kQ4Zeros>(weight, row, out);
+        case Format::kMxfp4:
+            return packed_row<Format::kMxfp4>(weight, row, out);
         case Format::kBf16Pairs:
             return packed_row<Format::kBf16Pairs>(weight, row, out);
         case Format::kQ4K:

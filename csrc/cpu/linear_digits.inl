@@ -2,7 +2,8 @@
 // exact, times the scales of the weights and of the inputs.
 
 // The scales of a block of weights (of kQ6K, of half a block), and what is added to each of its numbers times the
-// scale: the minimum, or -8 scales for kQ4. For kQ8 and kQ6K nothing is added.
+// scale: the minimum, -8 scales for kQ4, or -12 for kMxfp4, whose numbers are made unsigned. For kQ8 and kQ6K nothing
+// is added.
 template <Format kFormat, typename R>
 struct Scaling {
     using F = typename R::F;
@@ -10,7 +11,8 @@ struct Scaling {
 
     Scaling(const Part<kFormat>& at, std::int64_t block, int half = 0)
         : scale(scale_of<kFormat, R>(at, block, half)),
-          minimum(has_minimums(kFormat) ? minimum_of<kFormat, R>(at, block) : R::mul(scale, R::set(-8.0F))) {}
+          minimum(has_minimums(kFormat) ? minimum_of<kFormat, R>(at, block)
+                                        : R::mul(scale, R::set(kFormat == Format::kMxfp4 ? -12.0F : -8.0F))) {}
     F add(F sum, F dot, const InputBlock& input) const {
         sum = R::fma(R::mul(dot, R::set(input.scale)), scale, sum);
         const bool whole = kFormat == Format::kQ8 || kFormat == Format::kQ6K;
@@ -31,6 +33,8 @@ __attribute__((always_inline)) inline void add_block(const Part<kFormat>& at, st
         R::template dots6<kHalf, kColumns>(p, at.high(block), inputs, dots);
     } else if (kFormat == Format::kQ5K) {
         R::template dots5<kColumns>(p, at.high(block), inputs, dots);
+    } else if (kFormat == Format::kMxfp4) {
+        R::template dots_of_codes<kColumns>(p, inputs, dots);
     } else {
         R::template dots4<kColumns>(p, inputs, dots);
     }
@@ -80,6 +84,26 @@ constexpr TileShapes digit_shapes() {
 
 constexpr std::int64_t kFewestInTiles = 12;  // columns: fewer take less time one by one
 
+// The numbers of a block of codes.
+inline const std::uint8_t* spread_codes(const std::uint8_t* codes, std::uint8_t* room) {
+    constexpr std::int64_t kHalf = numbers_bytes(Format::kMxfp4);
+#if defined(__AVX512BW__)
+    const __m512i table = _mm512_broadcast_i32x4(_mm_load_si128(reinterpret_cast<const __m128i*>(kUnsignedCodes)));
+    for (std::int64_t i = 0; i < kHalf; i += 64) {
+        const __m512i both = _mm512_loadu_si512(codes + i), mask = _mm512_set1_epi8(15);
+        _mm512_storeu_si512(room + i, _mm512_shuffle_epi8(table, _mm512_and_si512(both, mask)));
+        const __m512i next = _mm512_and_si512(_mm512_srli_epi16(both, 4), mask);
+        _mm512_storeu_si512(room + kHalf + i, _mm512_shuffle_epi8(table, next));
+    }
+#else
+    for (std::int64_t i = 0; i < kHalf; ++i) {
+        room[i] = kUnsignedCodes[codes[i] & 15U];
+        room[i + kHalf] = kUnsignedCodes[codes[i] >> 4];
+    }
+#endif
+    return room;
+}
+
 // The numbers of a block as a tile of unsigned bytes: 8-bit ones where they are, narrower ones spread into `room`.
 template <Format kFormat>
 inline const std::uint8_t* spread(const Part<kFormat>& at, std::int64_t block, std::uint8_t* room) {
@@ -88,6 +112,9 @@ inline const std::uint8_t* spread(const Part<kFormat>& at, std::int64_t block, s
         return numbers;
     }
     constexpr std::int64_t kHalf = numbers_bytes(kFormat);
+    if (kFormat == Format::kMxfp4) {
+        return spread_codes(numbers, room);
+    }
     for (std::int64_t i = 0; i < kHalf; ++i) {
         room[i] = numbers[i] & 15U;
         room[i + kHalf] = static_cast<std::uint8_t>(numbers[i] >> 4);

@@ -118,6 +118,11 @@ inline void decode_block(const Part<kFormat>& at, std::int64_t block, Take take)
     for (std::uint32_t high = 0; high < 2; ++high) {
 #pragma GCC unroll 16
         for (std::uint32_t k = 0; k < 16; ++k) {
+            if (kFormat == Format::kMxfp4) {
+                const F number = R::number_of(at.numbers(block) + k / 4 * 64, k % 4 * 8 + 4 * high);
+                take(static_cast<int>(16 * high + k), R::mul(number, scale));
+                continue;
+            }
             F number = R::pick(at.numbers(block) + k / 4 * 64, k % 4 * 8 + 4 * high, 15);
             if (kFormat == Format::kQ5K) {
                 number = R::fma(R::pick(at.high(block), k % 4 * 8 + k / 4 + 4 * high, 1), R::set(16.0F), number);

@@ -46,6 +46,8 @@ inline void spread_block(const Weight& weight, std::int64_t row, std::int64_t bl
             take(sixes_of(p, at.high(block), 1), 4, 4);
         } else if (kFormat == Format::kQ5K) {
             take(fives_of(p, at.high(block)), 0, 8);
+        } else if (kFormat == Format::kMxfp4) {
+            take(coded_of(p), 0, 8);
         } else {
             take(nibbles_of(p), 0, 8);
         }

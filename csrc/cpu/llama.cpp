@@ -78,7 +78,11 @@ class Llama::Run {
         const std::int64_t ranks = share_.team != nullptr ? share_.team->size() : 1;
         each((num_tokens_ - rank + ranks - 1) / ranks, [&](std::int64_t i) {
             const std::int64_t t = i * ranks + rank;
-            k_.weight_row(m_.embedding_, step_.token_ids.as<std::int64_t>()[t], x_ + t * s_.hidden);
+            float* x = x_ + t * s_.hidden;
+            k_.weight_row(m_.embedding_, step_.token_ids.as<std::int64_t>()[t], x);
+            for (std::int64_t j = 0; s_.embedding_scale != 1.0F && j < s_.hidden; ++j) {
+                x[j] *= s_.embedding_scale;
+            }
         });
         meet();
         for (std::size_t index = 0; index < m_.layers_.size(); ++index) {
@@ -180,10 +184,15 @@ class Llama::Run {
             const Rope rope{m_.cos_.as<float>() + position * m_.cos_.stride[0],
                             m_.sin_.as<float>() + position * m_.sin_.stride[0], pairs, false};
             float* space = thread_.scratch(d);
+            const bool together = layer.q_norm.given() && layer.q_norm.shape[0] != d;  // all heads are one row
+            if (together) {
+                k_.rms_norm(heads, layer.q_norm.as<float>(), s_.eps, queries * d, heads);
+                k_.rms_norm(heads + queries * d, layer.k_norm.as<float>(), s_.eps, kv_heads * d, heads + queries * d);
+            }
             for (std::int64_t h = 0; h < turning; ++h) {
                 float* head = heads + h * d;
                 const TensorRef& weight = h < queries ? layer.q_norm : layer.k_norm;
-                if (weight.data != nullptr) {
+                if (weight.given() && !together) {
                     k_.rms_norm(head, weight.as<float>(), s_.eps, d, head);
                 }
                 if (layer.rotated) {
@@ -209,6 +218,7 @@ class Llama::Run {
         job.out_head = s_.head_dim;
         job.scale = s_.scale;
         job.window = layer.window;
+        job.sinks = layer.sinks.given() ? layer.sinks.as<float>() + first * group() : nullptr;
         put_sparse(job, layer.sparse, s_.heads);
         job.sparse_offset += first * (group() * job.sparse_head + job.sparse_kv_head);
         m_.space_->plans.at(layer.window).run(thread_, job);

@@ -1,4 +1,5 @@
 // What a decoder of the Llama family refuses.
+#include <cmath>
 #include <utility>
 
 #include "attention.h"
@@ -47,6 +48,7 @@ void Llama::check_model() const {
         require(size > 0 && size <= kMostSize, "sizes", "are not positive, or no model's");
     }
     require(s.heads % s.kv_heads == 0, "sizes", "have heads that do not share key-value heads");
+    require(std::isfinite(s.embedding_scale), "sizes", "have an embedding_scale that is not finite");
     expect_weight(embedding_, "embedding", s.vocab, s.hidden);
     for (const auto& [own, all] : {std::pair{share_.kv_heads, s.kv_heads}, std::pair{share_.hidden, s.hidden},
                                    std::pair{share_.inner, s.inner}, std::pair{share_.vocab, s.vocab}}) {
@@ -74,11 +76,19 @@ void Llama::check_model() const {
         expect_vector(layer.out_bias, "out_bias", own_hidden, true);
         expect_vector(layer.gate_up_bias, "gate_up_bias", 2 * share_.inner.count, true);
         expect_vector(layer.down_bias, "down_bias", own_hidden, true);
-        expect_vector(layer.q_norm, "q_norm", s.head_dim, true);
-        expect_vector(layer.k_norm, "k_norm", s.head_dim, true);
+        check_head_norms(layer);
+        expect_vector(layer.sinks, "sinks", s.heads, true);
         require(layer.window >= 0, "window", "is negative");
         check_sparse(layer.sparse, s.heads);
     }
+}
+
+// Both for a head, or both for all heads together, which one rank has.
+void Llama::check_head_norms(const LlamaLayer& layer) const {
+    const bool together = layer.q_norm.given() && layer.q_norm.ndim == 1 && layer.q_norm.shape[0] != sizes_.head_dim;
+    require(!together || share_.team == nullptr, "share", "is of a model whose heads are normed together");
+    expect_vector(layer.q_norm, "q_norm", together ? sizes_.heads * sizes_.head_dim : sizes_.head_dim, true);
+    expect_vector(layer.k_norm, "k_norm", together ? sizes_.kv_heads * sizes_.head_dim : sizes_.head_dim, !together);
 }
 
 void Llama::check(const TensorRef& hidden, const LlamaStep& step, const std::vector<KvPages>& kv) const {

@@ -4,6 +4,10 @@
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kNotANumber = std::numeric_limits<float>::quiet_NaN();
 
+// kMxfp4Numbers made 12 larger, as products with unsigned bytes take them.
+[[maybe_unused]] alignas(16) constexpr std::uint8_t kUnsignedCodes[16] = {12, 13, 14, 15, 16, 18, 20, 24,
+                                                                          12, 11, 10, 9,  8,  6,  4,  0};
+
 #if defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
 
 #include "simd/floats_avx2.inl"

@@ -13,8 +13,8 @@
 namespace octavo {
 namespace {
 
-constexpr const char* kNames[] = {"f32",    "f16",      "bf16", "q8",   "q4",  "q4_mins",
-                                  "halves", "q4_zeros", "q4_k", "q5_k", "q6_k"};
+constexpr const char* kNames[] = {"f32",    "f16",      "bf16",  "q8",   "q4",   "q4_mins",
+                                  "halves", "q4_zeros", "mxfp4", "q4_k", "q5_k", "q6_k"};
 
 // Bytes of one GGUF block of a format.
 std::int64_t gguf_bytes(Format format) {
@@ -22,6 +22,7 @@ std::int64_t gguf_bytes(Format format) {
         case Format::kQ8:
             return 34;
         case Format::kQ4:
+        case Format::kMxfp4:
             return 18;
         case Format::kQ4Mins:
         case Format::kQ4Zeros:

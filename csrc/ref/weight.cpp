@@ -50,6 +50,9 @@ double packed_at(const Weight& weight, std::int64_t row, std::int64_t col) {
     if (weight.format == Format::kQ4) {
         return scale * (nibble - 8);
     }
+    if (weight.format == Format::kMxfp4) {
+        return scale * kMxfp4Numbers[nibble];
+    }
     const double minimum = read(scales + (kGroupRows + place) * 2, DType::kF16);
     return scale * nibble + (weight.format == Format::kQ4Zeros ? scale * minimum : minimum);
 }

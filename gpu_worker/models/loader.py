@@ -15,7 +15,6 @@ from gpu_worker.models import generation_config
 from gpu_worker.models.checkpoint.bare_names import PrefixedSource, is_bare
 from gpu_worker.models.checkpoint.kv_scales import KvScaledSource, digest_of, read_scales
 from gpu_worker.models.checkpoint.locate import locate
-from gpu_worker.models.checkpoint.mxfp4 import read_mxfp4
 from gpu_worker.models.checkpoint.quantized import open_source
 from gpu_worker.models.checkpoint.weights import ProgressCallback, SafetensorsSource, WeightSource, weight_files
 from gpu_worker.models.converted_weights import converted
@@ -235,7 +234,7 @@ def _load_directory(name: str, path: Path, how: "_LoadOptions") -> LoadedModel:
 def _has_codes(content: Mapping[str, Any]) -> bool:
     """Whether the weights of a directory are packed from codes, so that `auto` rounds the inputs of their products."""
     found = content.get("quantization_config")
-    return found is not None and has_integers(found)
+    return is_mxfp4(content) or (found is not None and has_integers(found))
 
 
 def _decoder(name: str, path: Path, content: Mapping[str, Any], dtype: torch.dtype, how: "_LoadOptions") -> Decoder:
@@ -266,10 +265,6 @@ def _decoder(name: str, path: Path, content: Mapping[str, Any], dtype: torch.dty
         TransformersDecoder,  # seconds of imports that others do not need
     )
 
-    if is_mxfp4(content):
-        tensors = read_mxfp4(SafetensorsSource(path), dtype, how.progress)
-        plain = {key: value for key, value in content.items() if key != "quantization_config"}
-        return TransformersDecoder.of_tensors(path.name, plain, tensors, dtype, how.ops, how.device, None)
     if content.get("model_type") in PICTURES:
         from gpu_worker.models.through_transformers.picture_decoder import PictureDecoder
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gpu_worker.models.decoders.config import LLAMA_LIKE, is_llama_like
+from gpu_worker.models.decoders.config import LLAMA_LIKE, is_llama_like, is_mixture
 from gpu_worker.models.decoders.gpt_families import FAMILIES
 from octavo.model_files import quantization
 from octavo.request.errors import BadModel
@@ -120,7 +120,7 @@ def _reason(config: Mapping[str, Any]) -> str:
         return f"{kind} has keys of several shapes ({shapes}), and blocks have one for all layers"
     if config.get("quantization_config") is None:
         return ""
-    is_read = is_llama_like(config) or quantization.is_mxfp4(config)
+    is_read = is_llama_like(config) or is_mixture(config)
     return quantization.find_obstacle(config) or ("" if is_read else _only_llama(kind))
 
 
@@ -174,12 +174,11 @@ OWN_DECODERS: dict[str, str] = dict.fromkeys((*LLAMA_LIKE, *quantization.MIXTURE
 )
 THROUGH_TRANSFORMERS = (
     *("afmoe", "apertus", "arcee", "aria_text", "axk1", "beam", "biogpt", "bitnet", "cohere", "cohere2"),
-    *("cohere2_moe", "cohere_compass_text", "ctrl", "cwm", "dbrx", "deepseek_v2", "deepseek_v3", "dots1", "ernie4_5"),
-    *("ernie4_5_moe", "exaone4", "exaone_moe", "flex_olmo", "flint", "fuyu", "gemma", "gemma2", "gemma3_text"),
-    *("gemma3n_text", "glm", "glm4", "glm4_moe", "glm4_moe_lite", "gpt_bigcode", "gpt_neox", "gpt_oss", "granite"),
-    *("granite_swa", "granitemoe", "granitemoe_swa", "granitemoeshared", "helium", "hunyuan_v1_dense"),
-    *("hunyuan_v1_moe", "hy_v3", "hyperclovax", "jais2", "jetmoe", "kolibri1", "laguna", "longcat_flash", "mellum"),
-    *("minicpm3", "minimax_m2", "ministral", "ministral3", "modernbert-decoder", "moshi", "nanochat", "nemotron"),
-    *("olmo", "olmo2", "olmo3", "olmoe", "opt", "persimmon", "phi", "phi4_multimodal", "phimoe", "seed_oss"),
-    *("solar_open", "stablelm", "starcoder2", "vaultgemma", "youtu"),
+    *("cohere2_moe", "cohere_compass_text", "ctrl", "cwm", "dbrx", "deepseek_v2", "deepseek_v3", "ernie4_5"),
+    *("ernie4_5_moe", "exaone4", "flex_olmo", "flint", "fuyu", "gemma", "gemma2", "gemma3_text", "gemma3n_text"),
+    *("glm", "glm4", "glm4_moe_lite", "gpt_bigcode", "gpt_neox", "granite", "granite_swa", "granitemoe"),
+    *("granitemoe_swa", "granitemoeshared", "helium", "hunyuan_v1_dense", "hunyuan_v1_moe", "hyperclovax", "jais2"),
+    *("jetmoe", "kolibri1", "laguna", "longcat_flash", "mellum", "minicpm3", "ministral", "ministral3"),
+    *("modernbert-decoder", "moshi", "nanochat", "nemotron", "olmo", "olmo2", "olmo3", "opt", "persimmon", "phi"),
+    *("phi4_multimodal", "phimoe", "seed_oss", "stablelm", "starcoder2", "vaultgemma", "youtu"),
 )

@@ -10,14 +10,17 @@ from octavo.model_files.gguf_metadata import Metadata
 # converter interleaves the rows, and ERNIE has them so already. With its rows in our order, ERNIE is a Llama.
 INTERLEAVED = ("llama", "smollm3", "ernie4_5")
 # Those that octavo's own decoders run.
-OWN = (*INTERLEAVED, "qwen2", "qwen3", "qwen2moe", "qwen3moe", "gemma2", "phi3")
+OWN = (
+    *(*INTERLEAVED, "dots1", "gemma2", "glm4moe", "gpt-oss", "olmoe", "phi3", "qwen2", "qwen2moe", "qwen3"),
+    "qwen3moe",
+)
 # Those that are decoded, and run by the code of Transformers.
 THROUGH_TRANSFORMERS = (
-    *("command-r", "cohere2", "exaone4", "gemma", "gemma3", "glm4", "gpt-oss", "granite", "granitemoe"),
-    *("olmo2", "stablelm", "starcoder2"),
+    *("command-r", "cohere2", "exaone4", "gemma", "gemma3", "glm4", "granite", "granitemoe", "olmo2"),
+    *("stablelm", "starcoder2"),
 )
 ARCHITECTURES = (*OWN, *THROUGH_TRANSFORMERS)
-WITH_EXPERTS = ("llama", "gpt-oss", "granitemoe", "qwen2moe", "qwen3moe")
+WITH_EXPERTS = ("llama", "dots1", "glm4moe", "gpt-oss", "granitemoe", "olmoe", "qwen2moe", "qwen3moe")
 
 FLOATS = (TensorType.F32, TensorType.F16, TensorType.BF16)
 DECODED = (

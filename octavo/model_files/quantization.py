@@ -12,7 +12,10 @@ MXFP4 = "mxfp4"  # how gpt-oss is published; no other model is read in it
 LLAMA_LIKE = (  # model types whose quantized files are read
     *("llama", "internlm3", "iquestcoder", "mistral", "qwen2", "qwen3", "smollm3", "phi3"),
 )
-MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe")  # whose experts the extension multiplies, too
+MIXTURES = (  # whose experts the extension multiplies, too
+    *("dots1", "exaone_moe", "glm4_moe", "gpt_oss", "hy_v3", "minimax_m2", "mixtral", "olmoe", "qwen2_moe"),
+    *("qwen3_moe", "solar_open"),
+)
 GPTQ_FORMATS = ("gptq", "gptq_v2")  # where zero points are stored minus one, and where they are stored as they are
 INTEGER_FORMATS = ("pack-quantized", "int-quantized")
 STRATEGIES = ("tensor", "channel", "group")
@@ -51,7 +54,7 @@ def describe(config: Mapping[str, Any]) -> str:
         return ""
     method = str(content["quant_method"])
     if method == MXFP4:
-        return f"{method} of the experts: decoded to the model's dtype"
+        return f"{method} of the experts: on a CPU kept in 4 bits, on a GPU decoded to the model's dtype"
     if not has_integers(content):
         return f"{method} in 8-bit floats: decoded to the model's dtype"
     bits = sorted(_bits(content))

@@ -18,7 +18,7 @@ from gpu_worker.models.packed.weight_memory import HugePageAllocator
 PERIOD = 256
 ROWS, INNER = 49152, 1280  # as the largest matrix of a small model; 4-bit forms of it are as large as the last cache
 PLAIN = {"f32": torch.float32, "bf16": torch.bfloat16}
-PACKED = ("q8", "q4", "q4_mins", "q4_zeros")
+PACKED = ("q8", "q4", "q4_mins", "q4_zeros", "mxfp4")
 SUPERBLOCKS = {"q4_k": "Q4_K", "q5_k": "Q5_K", "q6_k": "Q6_K"}  # of random numbers
 HALVES = "halves"  # packed bfloat16, inputs rounded to it
 FORMS = (*PLAIN, HALVES, *PACKED, *SUPERBLOCKS)
@@ -90,6 +90,9 @@ def stored(extension: ModuleType, form: str, exact: bool) -> tuple[Tensor, Any]:
             extension.pack(memory, matrix.bfloat16())
         elif form in ("q4_mins", "q4_zeros"):  # of q4_zeros, minimums are not whole, which takes as long
             blocks = gguf.quantize(matrix[:PERIOD].numpy(), gguf.GGMLQuantizationType.Q4_1)
+            extension.repack(memory, torch.from_numpy(blocks).repeat(ROWS // PERIOD, 1), form, ROWS, INNER)
+        elif form == "mxfp4":  # blocks like those of Q4_0, with other numbers
+            blocks = gguf.quantize(matrix[:PERIOD].numpy(), gguf.GGMLQuantizationType.Q4_0)
             extension.repack(memory, torch.from_numpy(blocks).repeat(ROWS // PERIOD, 1), form, ROWS, INNER)
         elif form in SUPERBLOCKS:
             blocks = random_rows(SUPERBLOCKS[form], PERIOD, INNER)

@@ -11,10 +11,12 @@ from gguf_models import random_rows
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from gpu_worker.models.checkpoint.mxfp4 import as_blocks
+
 PLAIN = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 SUPERBLOCKS = {"q4_k": "Q4_K", "q5_k": "Q5_K", "q6_k": "Q6_K"}  # of 256 columns
 # Packed, with inputs in two digits. GGUF has no zeros: q4_zeros has its numbers as Q4_1 has them.
-DIGITS = {"q8": "Q8_0", "q4": "Q4_0", "q4_mins": "Q4_1", "q4_zeros": "Q4_1"} | SUPERBLOCKS
+DIGITS = {"q8": "Q8_0", "q4": "Q4_0", "q4_mins": "Q4_1", "q4_zeros": "Q4_1", "mxfp4": "MXFP4"} | SUPERBLOCKS
 PACKED = (*DIGITS, "halves")
 fuzz = settings(max_examples=draws(8, 50), suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 
@@ -39,6 +41,9 @@ def make(kernels, format_: str, rows: int, cols: int, exact: bool = False):
     decoded = torch.from_numpy(dequantize(raw, kind).reshape(rows, cols).copy()).double()
     if format_ == "q4_zeros":
         raw, decoded = with_zeros(raw, decoded)
+    if format_ == "mxfp4":
+        blocks = torch.from_numpy(raw.reshape(rows, -1, 17).copy())
+        raw = as_blocks(blocks[..., 1:], blocks[..., 0], paired=False).numpy()
     data = torch.empty(kernels.packed_bytes(format_, rows, cols), dtype=torch.uint8)
     kernels.repack(data, torch.from_numpy(raw.copy()), format_, rows, cols)
     return data, kernels.Weight(data, format_, rows, cols, exact), decoded
@@ -196,4 +201,5 @@ def test_all_that_fuse_compute_the_same_bits(extension, format_):
 @pytest.mark.parametrize("format_", DIGITS)
 def test_packed_rows_take_hardly_more_than_the_file_does(extension, format_):
     stored = random_rows(DIGITS[format_], 48, 512)
-    assert extension.packed_bytes(format_, 48, 512) <= 1.03 * stored.nbytes
+    most = 1.06 if format_ == "mxfp4" else 1.03  # MXFP4 has a byte for what is a float16 here
+    assert extension.packed_bytes(format_, 48, 512) <= most * stored.nbytes

@@ -36,11 +36,28 @@ def test_experts_that_do_not_fit_are_refused_by_name(extension: ModuleType) -> N
         ("shared_gate_up", weights.stack(32)),
         ("shared_down", weights.stack(32, 32)),
         ("shared_gate", weights.stack(2)),
+        ("router_bias", weights.tensor(4)),
+        ("router_correction", weights.tensor(2)),
+        ("expert_gate_up_bias", weights.tensor(3, 32)),
+        ("expert_down_bias", weights.tensor(2, 32)),
+        ("groups", 2),
+        ("groups", 3),
+        ("top_groups", 2),
+        ("share_scale", float("inf")),
+        ("swiglu_limit", float("nan")),
     ]
     for name, value in wrong:
         layer = weights.layer() | weights.experts() | {name: value}
         with pytest.raises(ValueError, match=f"^({name}|router)"):
             extension.Llama(**weights.arguments() | {"layers": [layer]})
+
+
+@pytest.mark.parametrize("sizes", [(16, 32), (32, 32), (32, None)])
+def test_norms_are_of_a_head_each_or_of_all(extension: ModuleType, sizes: tuple[int, int | None]) -> None:
+    weights = Weights(extension)
+    norms = {name: weights.tensor(size) for name, size in zip(("q_norm", "k_norm"), sizes, strict=True) if size}
+    with pytest.raises(ValueError, match=r"^[qk]_norm"):
+        extension.Llama(**weights.arguments() | {"layers": [weights.layer() | norms]})
 
 
 @pytest.mark.parametrize("as_cache", [False, True])

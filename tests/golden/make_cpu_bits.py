@@ -37,10 +37,12 @@ def linears(extension: ModuleType) -> dict[str, Tensor]:
     weights = numbers(48, 96, seed=7)
     for name, dtype in PLAIN.items():
         found[f"linear {name}"] = linear(extension, x, extension.Weight(weights.to(dtype), name, 48, 96))
-    for name in ("q8", "q4", "q4_mins", "q4_zeros"):
+    for name in ("q8", "q4", "q4_mins", "q4_zeros", "mxfp4"):
         data = torch.zeros(extension.packed_bytes(name, 48, 96), dtype=torch.uint8)
         if name in ("q4_mins", "q4_zeros"):
             extension.repack(data, q4_1(48, 3, zeros=name == "q4_zeros"), name, 48, 96)
+        elif name == "mxfp4":
+            extension.repack(data, codes(48, 3), name, 48, 96)
         else:
             extension.quantize(data, weights, name)
         for exact in (False, True):
@@ -67,6 +69,12 @@ def q4_1(num_rows: int, num_blocks: int, zeros: bool = False) -> Tensor:
     head = heads.half().view(torch.uint8)
     digits = ((numbers(num_rows, num_blocks, 16, seed=11) + 2) * 64).to(torch.uint8)
     return torch.cat((head, digits), dim=2).view(num_rows, -1)
+
+
+def codes(num_rows: int, num_blocks: int) -> Tensor:
+    """Rows of blocks of MXFP4: a scale, and 32 codes."""
+    blocks = q4_1(num_rows, num_blocks).view(num_rows, num_blocks, 20)
+    return torch.cat((blocks[:, :, :2], blocks[:, :, 4:]), dim=2).view(num_rows, -1)
 
 
 def superblocks(num_rows: int, num_blocks: int, size: int) -> Tensor:

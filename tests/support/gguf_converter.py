@@ -18,12 +18,14 @@ from torch import Tensor
 
 ARCHITECTURES = {  # by model_type
     "cohere": "command-r",
+    "dots1": "dots1",
     "cohere2": "cohere2",
     "ernie4_5": "ernie4_5",
     "exaone4": "exaone4",
     "gemma": "gemma",
     "gemma3_text": "gemma3",
     "glm4": "glm4",
+    "glm4_moe": "glm4moe",
     "gpt_oss": "gpt-oss",
     "granite": "granite",
     "granitemoe": "granitemoe",
@@ -31,6 +33,7 @@ ARCHITECTURES = {  # by model_type
     "mixtral": "llama",
     "olmo2": "olmo2",
     "olmo3": "olmo2",
+    "olmoe": "olmoe",
     "qwen2_moe": "qwen2moe",
     "qwen3_moe": "qwen3moe",
     "stablelm": "stablelm",
@@ -143,6 +146,17 @@ def _own_settings(config: dict[str, Any], arch: str, head_dim: int) -> dict[str,
         "embedding_scale": config.get("embedding_multiplier"),
         "residual_scale": config.get("residual_multiplier"),
     }
+    routed = {
+        "expert_count": config.get("n_routed_experts"),
+        "expert_feed_forward_length": config.get("moe_intermediate_size"),
+        "expert_shared_count": config.get("n_shared_experts"),
+        "expert_weights_scale": config.get("routed_scaling_factor"),
+        "expert_weights_norm": config.get("norm_topk_prob"),
+        "expert_gating_func": 2,
+        "expert_group_count": config.get("n_group"),
+        "expert_group_used_count": config.get("topk_group"),
+        "leading_dense_block_count": config.get("first_k_dense_replace"),
+    }
     own: dict[str, dict[str, Any]] = {
         "llama": {**turned, "vocab_size": config["vocab_size"]},
         "gemma3": {
@@ -163,6 +177,9 @@ def _own_settings(config: dict[str, Any], arch: str, head_dim: int) -> dict[str,
             "expert_shared_feed_forward_length": config.get("shared_intermediate_size"),
         },
         "glm4": turned,
+        "glm4moe": {**turned, **routed},
+        "dots1": routed,
+        "olmoe": {"expert_count": config.get("num_experts")},
         "stablelm": {**turned, "use_parallel_residual": config.get("use_parallel_residual")},
         "command-r": {"rope.scaling.type": "none"},
         "cohere2": {**turned, "attention.sliding_window": window, "rope.scaling.type": "none"},
@@ -205,6 +222,8 @@ def _gathered(tensors: dict[str, Tensor], config: dict[str, Any], arch: str) -> 
             half, shared = tensor.shape[-2] // 2, "shared_mlp" in name
             for part, piece in zip(("gate", "up"), tensor.split(half, dim=-2), strict=True):
                 yield f"blk.{name.split('.')[2]}.ffn_{part}_{'shexp' if shared else 'exps'}.weight", piece
+        elif name.endswith("e_score_correction_bias"):
+            yield name.replace("correction_bias", "correction.bias"), tensor
         elif (arch in ("gemma", "command-r", "cohere2") and name == "lm_head.weight") or name.endswith("inv_freq"):
             continue
         elif ".experts." in name or ".norms." in name:

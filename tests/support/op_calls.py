@@ -285,6 +285,7 @@ def llama(module, fence, n):
         "down": (matrix(HIDDEN, INNER),),
         "q_norm": fence(torch.ones(16)),
         "k_norm": fence(torch.ones(16)),
+        "sinks": fence(torch.ones(2)),
         "window": 4,
         "sparse": [1, 2, 8, 1, 0],
         "rotated": True,

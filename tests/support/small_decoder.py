@@ -31,7 +31,7 @@ class Weights:
         return tuple(self.matrix(count) for count in rows)
 
     def layer(self) -> dict[str, Any]:
-        norms = {"input_norm": self.tensor(32), "mlp_norm": self.tensor(32)}
+        norms = {"input_norm": self.tensor(32), "mlp_norm": self.tensor(32), "sinks": self.tensor(2)}
         return norms | {
             "qkv": self.stack(32, 16, 16),
             "out": self.stack(32),
@@ -43,7 +43,9 @@ class Weights:
         """In the place of gate_up and down: three experts, of which each token asks two, and a shared one."""
         many = {"expert_gate_up": self.stack(64, 64, 64), "expert_down": self.stack(32, 32, 32)}
         shared = {"shared_gate_up": self.stack(64), "shared_down": self.stack(32), "shared_gate": self.stack(1)}
-        return {**many, **shared, "router": self.stack(3), "top": 2}
+        biases = {"expert_gate_up_bias": self.tensor(3, 64), "expert_down_bias": self.tensor(3, 32)}
+        router = {"router": self.stack(3), "router_bias": self.tensor(3), "router_correction": self.tensor(3)}
+        return {**many, **shared, **biases, **router, "top": 2}
 
     def arguments(self) -> dict[str, Any]:
         norm, cos, sin = self.tensor(32), self.tensor(BLOCKS * BLOCK_SIZE, 16), self.tensor(BLOCKS * BLOCK_SIZE, 16)

@@ -36,6 +36,15 @@ NARROW = {**EXPERTS, "moe_intermediate_size": 32}
 MANY = {"num_experts": 24, "num_experts_per_tok": 5, "moe_intermediate_size": 40}
 SHARED = {"shared_expert_intermediate_size": 32}
 WIDER = {"shared_expert_intermediate_size": 48, "decoder_sparse_step": 2, "norm_topk_prob": True}
+GROUPED = {**ROUTED_EXPERTS, "n_routed_experts": 12, "n_group": 4, "topk_group": 2, "num_experts_per_tok": 3}
+OSS = {**WIDE, **LOCAL_EXPERTS, **WINDOWED, "swiglu_limit": 1.0}
+SHARP = {
+    "rope_type": "yarn",
+    "rope_theta": 1e4,
+    "factor": 4.0,
+    "original_max_position_embeddings": 32,
+    "truncate": False,
+}
 # With experts that octavo runs itself.
 MIXTURES: dict[str, tuple[str, dict]] = {
     "mixtral": ("Mixtral", {**SMALL, **LOCAL_EXPERTS}),
@@ -44,6 +53,21 @@ MIXTURES: dict[str, tuple[str, dict]] = {
     "qwen2_moe-some": ("Qwen2Moe", {**SMALL, **NARROW, **WIDER}),
     "qwen3_moe": ("Qwen3Moe", {**WIDE, **NARROW}),
     "qwen3_moe-many": ("Qwen3Moe", {**WIDE, **MANY, "norm_topk_prob": True, "mlp_only_layers": [1]}),
+    "olmoe": ("Olmoe", {**SMALL, **EXPERTS}),
+    "olmoe-normed": ("Olmoe", {**SMALL, **EXPERTS, "norm_topk_prob": True, "attention_bias": True}),
+    "glm4_moe": ("Glm4Moe", {**WIDE, **ROUTED_EXPERTS, "use_qk_norm": True}),
+    "glm4_moe-grouped": (
+        "Glm4Moe",
+        {**WIDE, **GROUPED, "attention_bias": True, "routed_scaling_factor": 1.5, "n_shared_experts": 2}
+        | {"first_k_dense_replace": 2, "norm_topk_prob": False},
+    ),
+    "gpt_oss": ("GptOss", {**OSS, "rope_parameters": SHARP}),
+    "gpt_oss-many": ("GptOss", {**OSS, "num_local_experts": 9, "num_experts_per_tok": 4, "num_key_value_heads": 4}),
+    "dots1": ("Dots1", {**SMALL, **GROUPED, **WINDOWED, "n_shared_experts": 1, "max_window_layers": 2}),
+    "solar_open": ("SolarOpen", {**WIDE, **ROUTED_EXPERTS}),
+    "minimax_m2": ("MiniMaxM2", {**WIDE, **LOCAL_EXPERTS, "rotary_dim": 8}),
+    "exaone_moe": ("ExaoneMoe", {**SMALL, **WINDOWED, **NARROW}),
+    "hy_v3": ("HYV3", {**WIDE, **NARROW}),
 }
 
 LATENT = {
@@ -88,11 +112,9 @@ TYPES: dict[str, tuple[str, dict]] = {
     "deepseek_v2": ("DeepseekV2", {**LATENT, **ROUTED_EXPERTS}),
     "deepseek_v2-lite": ("DeepseekV2", {**LATENT, **ROUTED_EXPERTS, "q_lora_rank": None}),
     "deepseek_v3": ("DeepseekV3", {**LATENT, **ROUTED_EXPERTS, "v_head_dim": 32}),
-    "dots1": ("Dots1", {**SMALL, **ROUTED_EXPERTS, **WINDOWED, "n_shared_experts": 1, "max_window_layers": 2}),
     "ernie4_5": ("Ernie4_5", WIDE),
     "ernie4_5_moe": ("Ernie4_5_Moe", {**SMALL, "moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 32}),
     "exaone4": ("Exaone4", {**SMALL, **WINDOWED}),
-    "exaone_moe": ("ExaoneMoe", {**SMALL, **WINDOWED, **NARROW}),
     "flex_olmo": ("FlexOlmo", {**SMALL, **EXPERTS}),
     "flint": ("Flint", {**WIDE, **MIXED, **NARROW, **SHARED}),
     "fuyu": ("Fuyu", {"text_config": {**SMALL, "num_key_value_heads": 4, "model_type": "persimmon"}}),
@@ -105,7 +127,6 @@ TYPES: dict[str, tuple[str, dict]] = {
     ),
     "glm": ("Glm", WIDE),
     "glm4": ("Glm4", WIDE),
-    "glm4_moe": ("Glm4Moe", {**WIDE, **ROUTED_EXPERTS}),
     "glm4_moe_lite": ("Glm4MoeLite", {**LATENT, **ROUTED_EXPERTS}),
     "gpt_bigcode": ("GPTBigCode", {**BIG_CODE, **NO_ENDS}),
     "gpt_bigcode-many-heads": ("GPTBigCode", {**BIG_CODE, **NO_ENDS, "multi_query": False}),
@@ -121,7 +142,6 @@ TYPES: dict[str, tuple[str, dict]] = {
     "helium": ("Helium", {**SMALL, "head_dim": 8}),
     "hunyuan_v1_dense": ("HunYuanDenseV1", WIDE),
     "hunyuan_v1_moe": ("HunYuanMoEV1", {**WIDE, "num_experts": 4, "moe_topk": 2}),
-    "hy_v3": ("HYV3", {**WIDE, **NARROW}),
     "hyperclovax": ("HyperCLOVAX", {**WIDE, **SCALES}),
     "jais2": ("Jais2", SMALL),
     "jetmoe": ("JetMoe", {**SMALL, "kv_channels": 8, "num_local_experts": 4}),
@@ -139,7 +159,6 @@ TYPES: dict[str, tuple[str, dict]] = {
     ),
     "mellum": ("Mellum", {**WIDE, **MIXED, **NARROW, "mlp_layer_types": ["dense", "sparse"] * 2}),
     "minicpm3": ("MiniCPM3", {**LATENT, "dim_model_base": None, "scale_emb": 1}),
-    "minimax_m2": ("MiniMaxM2", {**WIDE, **LOCAL_EXPERTS, "rotary_dim": 8}),
     "ministral": ("Ministral", {**WIDE, **WINDOWED}),
     "ministral3": ("Ministral3", WIDE),
     "modernbert-decoder": (
@@ -154,7 +173,6 @@ TYPES: dict[str, tuple[str, dict]] = {
     "olmo": ("Olmo", {**SMALL, "clip_qkv": 0.5}),
     "olmo2": ("Olmo2", SMALL),
     "olmo3": ("Olmo3", {**SMALL, **WINDOWED}),
-    "olmoe": ("Olmoe", {**SMALL, **EXPERTS}),
     "opt-350m": (
         "OPT",
         {
@@ -179,7 +197,6 @@ TYPES: dict[str, tuple[str, dict]] = {
     ),
     "phimoe": ("Phimoe", {**SMALL, **LOCAL_EXPERTS}),
     "seed_oss": ("SeedOss", WIDE),
-    "solar_open": ("SolarOpen", {**WIDE, **ROUTED_EXPERTS}),
     "stablelm": ("StableLm", SMALL),
     "stablelm-parallel": (
         "StableLm",

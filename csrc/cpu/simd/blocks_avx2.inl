@@ -53,6 +53,19 @@ inline F8 dot_fives(const Fives& n, const std::int8_t* a) {
     return _mm256_cvtepi32_ps(sum);
 }
 
+// A block of codes, as numbers that are 12 larger: 24 at most, so that four sums of pairs fit 16 bits.
+using Coded = Nibbles;
+inline Coded coded_of(const std::uint8_t* p) {
+    Coded n = nibbles_of(p);
+    const __m256i table = _mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i*>(kUnsignedCodes)));
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; ++i) {
+        n.piece[i] = _mm256_shuffle_epi8(table, n.piece[i]);
+    }
+    return n;
+}
+inline F8 dot_coded(const Coded& n, const std::int8_t* a) { return dot_fives(n, a); }
+
 // Half of a 6-bit block, as signed bytes and their magnitudes, which are at most 32: sums of four pairs fit 16 bits.
 struct Sixes {
     __m256i piece[4], magnitude[4];
@@ -110,6 +123,13 @@ inline Words words_of(const std::uint8_t* p) { return {_mm256_loadu_si256(reinte
 inline F8 pick_of(Words w, std::uint32_t shift, int mask) {
     const __m256i shifted = _mm256_srlv_epi32(w.v, _mm256_set1_epi32(static_cast<int>(shift)));
     return _mm256_cvtepi32_ps(_mm256_and_si256(shifted, _mm256_set1_epi32(mask)));
+}
+
+inline F8 number8(Words w, std::uint32_t shift) {
+    const __m256i codes = _mm256_srlv_epi32(w.v, _mm256_set1_epi32(static_cast<int>(shift)));
+    const F8 sizes = _mm256_permutevar8x32_ps(_mm256_setr_ps(0, 1, 2, 3, 4, 6, 8, 12), codes);  // by three bits
+    const __m256i sign = _mm256_and_si256(_mm256_slli_epi32(codes, 28), _mm256_set1_epi32(INT32_MIN));
+    return _mm256_xor_ps(sizes, _mm256_castsi256_ps(sign));
 }
 
 inline Words same_words(const std::uint16_t* p) {

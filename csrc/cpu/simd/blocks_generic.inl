@@ -50,6 +50,29 @@ inline V4 dot4_fives(const std::uint8_t* p, const std::uint8_t* high, const std:
 inline F8 dot_fives(const Fives& n, const std::int8_t* a) {
     return {dot4_fives(n.p, n.high, a), dot4_fives(n.p + 16, n.high + 16, a)};
 }
+// A block of codes, as numbers that are 12 larger.
+struct Coded {
+    const std::uint8_t* p;
+};
+inline Coded coded_of(const std::uint8_t* p) { return {p}; }
+inline V4 numbers4(U4 codes) {
+    const V4 code = signed_to_float(codes & 7U);
+    const V4 size = code + max4(code - 4.0F, V4{}) + max4(code * 2.0F - 12.0F, V4{});
+    return either4((codes & 8U) != 0U, -size, size);
+}
+inline V4 dot4_coded(const std::uint8_t* p, const std::int8_t* a) {
+    V4 sum{};
+    for (int k = 0; k < 16; k += 4, p += 64) {
+        U4 words = load4_words(p);
+        for (int i = k; i < k + 4; ++i, words >>= 8) {
+            sum += (numbers4(words) + 12.0F) * static_cast<float>(a[i]);
+            sum += (numbers4(words >> 4) + 12.0F) * static_cast<float>(a[i + 16]);
+        }
+    }
+    return sum;
+}
+inline F8 dot_coded(const Coded& n, const std::int8_t* a) { return {dot4_coded(n.p, a), dot4_coded(n.p + 16, a)}; }
+
 struct Sixes {
     const std::uint8_t *p, *high;
     unsigned shift;  // of the half's nibbles
@@ -89,6 +112,9 @@ inline Words same_words(const std::uint16_t* p) { return {reinterpret_cast<const
 inline F8 pick_of(Words w, std::uint32_t shift, int mask) {
     const auto bits = static_cast<std::uint32_t>(mask);
     return {signed_to_float(load4_words(w.p) >> shift & bits), signed_to_float(load4_words(w.p + 16) >> shift & bits)};
+}
+inline F8 number8(Words w, std::uint32_t shift) {
+    return {numbers4(load4_words(w.p) >> shift), numbers4(load4_words(w.p + 16) >> shift)};
 }
 // The words themselves, as bits.
 inline U4 some_words(Words w, int first) {

@@ -17,6 +17,7 @@ class TeamRoom;
 struct LlamaSizes {
     std::int64_t vocab = 0, hidden = 0, inner = 0, heads = 0, kv_heads = 0, head_dim = 0;
     float eps = 0, scale = 0;
+    float embedding_scale = 1;  // what embeddings are multiplied with
 };
 
 struct Span {
@@ -39,10 +40,17 @@ using Stack = std::vector<Weight>;
 // Many MLPs, of which each token asks a few. A layer whose router is empty has none.
 struct Experts {
     Stack router;                                    // [experts, hidden]
+    TensorRef router_bias;                           // [experts]
     Stack gate_up, down;                             // of each expert: [2 inner, hidden], [hidden, inner]
-    Stack shared_gate_up, shared_down, shared_gate;  // of one that all tokens ask; the last is [1, hidden]
+    TensorRef gate_up_bias, down_bias;               // [experts, 2 inner], [experts, hidden]
+    Stack shared_gate_up, shared_down, shared_gate;  // of one that all tokens ask; the last is [1, hidden], or none
     std::int64_t top = 0;                            // how many experts a token asks
+    bool sigmoid = false;                            // shares are sigmoids of scores; else a softmax over all
     bool shares_sum_to_one = false;                  // those of the asked ones; else those of all
+    float share_scale = 1;                           // what shares are multiplied with
+    TensorRef correction;                            // [experts]: added to shares where experts are chosen
+    std::int64_t groups = 1, top_groups = 1;         // experts are chosen from the best groups, by their best two
+    float alpha = 0, limit = 0;                      // of gates (Kernels::clamped_swiglu); 0: SiLU
 };
 
 // The tensors of a layer. Vectors are f32; a vector without data is not there.
@@ -53,7 +61,8 @@ struct LlamaLayer {
     Stack gate_up;                   // [2 inner, hidden]
     Stack down;                      // [hidden, inner]
     TensorRef qkv_bias, out_bias, gate_up_bias, down_bias;
-    TensorRef q_norm, k_norm;  // [head_dim]
+    TensorRef q_norm, k_norm;  // [head_dim], or of all heads together
+    TensorRef sinks;           // [heads]: scores without values that take part in the softmax
     std::int64_t window = 0;
     BlockSparse sparse;
     bool rotated = true;
@@ -126,6 +135,7 @@ class Llama {
     class Run;
 
     void check_model() const;
+    void check_head_norms(const LlamaLayer& layer) const;
     void check(const TensorRef& hidden, const LlamaStep& step, const std::vector<KvPages>& kv) const;
     void run(const TensorRef& hidden, const LlamaStep& step, const std::vector<KvPages>& kv);
     void share_of_logits(std::int64_t rows) const;

@@ -9,6 +9,8 @@
 //   kQ4Mins: the same; value = scale * nibble + minimum
 //   kQ4Zeros: the same; value = scale * (nibble - zero), and minus the zero lies where kQ4Mins has its minimum, because
 //         a product of scale and zero has up to 15 bits, and float16 has 11
+//   kMxfp4: the same nibbles, codes of numbers (kMxfp4Numbers): twice those of OCP's E2M1, which are whole; value =
+//         scale * number, so that float16 holds MXFP4's scales from 2^-23 to 2^16
 //   kBf16Pairs: 16 pieces, bytes 4r … 4r + 3 of a piece are two neighbouring columns of row r in bfloat16; no scales
 //
 // kQ4K, kQ5K and kQ6K take 256 columns together, a superblock of eight blocks: the low nibbles of all blocks as kQ4 has
@@ -20,8 +22,8 @@
 //   kQ6K: two pieces of higher bits: bits 2i and 2i + 1 of byte 4r + j of piece h are bits 4 and 5 of row r's column
 //         16h + 4i + j; 16 scales for columns 0 … 15 and 16 for the others, signed bytes;
 //         value = step * scale * (number - 32)
-// All but kBf16Pairs and kQ4Zeros are GGUF's Q8_0, Q4_0, Q4_1, Q4_K, Q5_K and Q6_K in another order: repacking loses
-// nothing.
+// All but kBf16Pairs, kQ4Zeros and kMxfp4 are GGUF's Q8_0, Q4_0, Q4_1, Q4_K, Q5_K and Q6_K in another order: repacking
+// loses nothing.
 #pragma once
 
 #include <cstdint>
@@ -30,7 +32,23 @@
 
 namespace octavo {
 
-enum class Format : std::uint8_t { kF32, kF16, kBF16, kQ8, kQ4, kQ4Mins, kBf16Pairs, kQ4Zeros, kQ4K, kQ5K, kQ6K };
+enum class Format : std::uint8_t {
+    kF32,
+    kF16,
+    kBF16,
+    kQ8,
+    kQ4,
+    kQ4Mins,
+    kBf16Pairs,
+    kQ4Zeros,
+    kMxfp4,
+    kQ4K,
+    kQ5K,
+    kQ6K
+};
+
+// By code: bit 3 is the sign.
+constexpr std::int8_t kMxfp4Numbers[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
 
 // What a product rounds its inputs to: nothing, 15 bits of the largest of 32 neighbours, or bfloat16.
 enum class Rounding : std::uint8_t { kNone, kDigits, kBf16 };
@@ -92,8 +110,8 @@ TensorRef memory_of(const Weight& weight);
 Weight make_weight(const TensorRef& data, Format format, std::int64_t rows, std::int64_t cols, bool exact);
 
 // GGUF blocks, row after row, into `packed`: Q8_0 into kQ8, Q4_0 into kQ4, Q4_1 into kQ4Mins, Q4_K into kQ4K, Q5_K into
-// kQ5K, Q6_K into kQ6K; and blocks like Q4_1, with the zero (float16) in place of the minimum, into kQ4Zeros. Nothing
-// is rounded.
+// kQ5K, Q6_K into kQ6K; blocks like Q4_1, with the zero (float16) in place of the minimum, into kQ4Zeros; and blocks
+// like Q4_0, with codes as nibbles, into kMxfp4. Nothing is rounded.
 void repack(const TensorRef& packed, const TensorRef& gguf, Format format, std::int64_t rows, std::int64_t cols);
 
 // Puts `values` bfloat16 [rows, cols] in the order of kBf16Pairs.

@@ -1,4 +1,4 @@
-"""Opens a directory of safetensors, whether its matrices are floats, fp8 or codes of 4 or 8 bits.
+"""Opens a directory of safetensors, whether its matrices are floats, fp8, MXFP4 or codes of 4 or 8 bits.
 
 octavo.model_files.quantization says which of them are read.
 """
@@ -10,6 +10,7 @@ from typing import Any
 from gpu_worker.models.checkpoint.code_layouts import AwqLayout, CodeLayout, CompressedLayout, GptqLayout
 from gpu_worker.models.checkpoint.code_source import CodeSource
 from gpu_worker.models.checkpoint.fp8_source import open_fp8
+from gpu_worker.models.checkpoint.gpt_oss_source import GptOssSource
 from gpu_worker.models.checkpoint.weights import SafetensorsSource, WeightSource
 from octavo.model_files.quantization import has_integers
 
@@ -24,6 +25,8 @@ def open_source(directory: Path, config: Mapping[str, Any]) -> WeightSource:
     """The tensors of a directory by their usual names. `config` is its config.json, which has no obstacle."""
     source = SafetensorsSource(directory)
     quantization = config.get("quantization_config")
+    if config.get("model_type") == "gpt_oss":
+        return GptOssSource(source, int(config.get("num_local_experts") or 0))
     if quantization is None:
         return source
     if has_integers(quantization):

@@ -131,6 +131,12 @@ class CheckpointReader:
         """The tensor in the model's dtype. BadModel if it is missing or has another shape."""
         return self.read_stored(name, shape).to(self._dtype)
 
+    def read_floats(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """The tensor in float32, whatever the model's dtype; dimensions of one may be more or fewer."""
+        found = tuple(self._source.get(name).shape)
+        same = [size for size in found if size != 1] == [size for size in shape if size != 1]
+        return self.read_stored(name, found if same else shape).float().view(shape)
+
     def read_stored(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """The tensor in the type it is stored in, or in float32 if it is quantized."""
         tensor = self._source.get(name)

@@ -5,11 +5,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gpu_worker.models.decoders import rope
-from gpu_worker.models.decoders.experts import ExpertsConfig, expert_layers
+from gpu_worker.models.decoders.expert_families import DEFAULTS, expert_layers, read_experts_config
+from gpu_worker.models.decoders.experts import ExpertsConfig
 from gpu_worker.models.decoders.rope import RopeParameters
 from gpu_worker.ops import BlockSparsePattern
 from octavo.model_files.quantization import LLAMA_LIKE as LLAMA_LIKE
-from octavo.model_files.quantization import MIXTURES
+from octavo.model_files.quantization import MIXTURES, is_mxfp4
 from octavo.request.errors import BadModel
 
 # More than any model has. What a configuration says is used before the tensors could contradict it.
@@ -21,7 +22,10 @@ MOST = {
     "context_tokens": 1 << 24,
 }
 LLAMAS = ("llama", "internlm3", "iquestcoder")  # model types whose code in Transformers is Llama's
-ALWAYS_WINDOWED = ("mistral", "mixtral", "phi3", "gemma2")  # a window in the configuration counts without a switch
+# A window in the configuration counts without a switch.
+ALWAYS_WINDOWED = ("mistral", "mixtral", "phi3", "gemma2", "dots1", "exaone_moe", "gpt_oss")
+HEADS_NORMED = ("qwen3", "qwen3_moe", "dots1", "exaone_moe", "hy_v3")  # each head by itself
+TOGETHER_NORMED = ("olmoe", "minimax_m2")  # all heads as one row
 
 
 def unreadable(error: Exception) -> BadModel:
@@ -57,6 +61,8 @@ class LlamaConfig:
     tied: bool  # the output projection is the embedding, unless the checkpoint has another one
     biased: frozenset[str] = frozenset()  # which matrices of a layer have biases: qkv, out, gate_up, down
     head_norms: bool = False  # whether queries and keys are normed head by head
+    together_normed: bool = False  # or those of all heads together
+    sinks: bool = False  # whether a score without a value takes part in each head's softmax
     activation: str = "silu"  # of the gate; or "gelu_tanh"
     query_scalar: float = 0.0  # scores are divided by its square root; 0: by that of head_dim
     attention_cap: float = 0.0  # soft caps of scores and logits, as in AttentionOptions; 0: none
@@ -65,6 +71,7 @@ class LlamaConfig:
     experts: ExpertsConfig | None = None
     expert_layers: tuple[bool, ...] = ()  # per layer, of a model with experts
     post_norms: bool = False  # what attention and MLP give is normed before it is added
+    drafting_layers: int = 0  # of the checkpoint, after those of the model: they draft tokens, and are not used
 
     @property
     def attention_scale(self) -> float:
@@ -90,6 +97,7 @@ class LlamaConfig:
 
     @classmethod
     def _read(cls, config: Mapping[str, Any]) -> "LlamaConfig":
+        config = _whole(config)
         num_layers, num_heads = int(config["num_hidden_layers"]), int(config["num_attention_heads"])
         head_dim = int(config.get("head_dim") or config["hidden_size"] // num_heads)
         num_kv_heads = int(config.get("num_key_value_heads") or num_heads)
@@ -98,12 +106,12 @@ class LlamaConfig:
         check_sizes(context_tokens=context_tokens)
         if num_heads % num_kv_heads:
             raise BadModel(f"config.json: {num_heads} heads do not share {num_kv_heads} key-value heads")
-        no_rope = config.get("no_rope_layers") or [1] * num_layers
         windows = tuple(_window(config, layer) for layer in range(num_layers))
+        family = config.get("model_type")
         return cls(
             vocab_size=int(config["vocab_size"]),
             hidden_size=int(config["hidden_size"]),
-            intermediate_size=int(config["intermediate_size"]),
+            intermediate_size=int(config.get("intermediate_size") or config["moe_intermediate_size"]),
             num_layers=num_layers,
             num_heads=num_heads,
             num_kv_heads=num_kv_heads,
@@ -113,13 +121,16 @@ class LlamaConfig:
             rope=RopeParameters.from_config(config, head_dim),
             windows=windows,
             sparse=tuple(_sparse(config, layer, num_heads) for layer in range(num_layers)),
-            rotated=tuple(bool(no_rope[layer]) for layer in range(num_layers)),
+            rotated=_rotated(config, windows),
             tied=bool(config.get("tie_word_embeddings", False)),
             **(_gemma2(config) if config.get("model_type") == "gemma2" else {}),
             biased=_biased(config),
-            head_norms=config.get("model_type") in ("qwen3", "qwen3_moe"),
-            experts=ExpertsConfig.from_dict(config),
+            head_norms=family in HEADS_NORMED or (family == "glm4_moe" and bool(config.get("use_qk_norm", False))),
+            together_normed=family in TOGETHER_NORMED,
+            sinks=family == "gpt_oss",
+            experts=read_experts_config(config),
             expert_layers=expert_layers(config, num_layers),
+            drafting_layers=int(config.get("num_nextn_predict_layers") or 0) if family in MIXTURES else 0,
         )
 
 
@@ -141,10 +152,28 @@ def is_mixture(config: Mapping[str, Any]) -> bool:
     return (
         config.get("model_type") in MIXTURES
         and config.get("hidden_act", "silu") in ("silu", "swish")
-        and config.get("quantization_config") is None
+        and (config.get("quantization_config") is None or is_mxfp4(config))
         and rope.kind(config) in rope.KINDS
         and not windowed
+        and config.get("clip_qkv") is None
     )
+
+
+def _whole(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The configuration with the values that its family has where it names none."""
+    family = str(config.get("model_type"))
+    config = {**DEFAULTS.get(family, {}), **config}
+    if family == "minimax_m2" and config.get("rotary_dim"):
+        return {"partial_rotary_factor": config["rotary_dim"] / config["head_dim"], **config}
+    return config
+
+
+def _rotated(config: Mapping[str, Any], windows: tuple[int, ...]) -> tuple[bool, ...]:
+    """In which layers positions are encoded."""
+    if config.get("model_type") == "exaone_moe" and config.get("sliding_window"):
+        return tuple(window > 0 for window in windows)
+    no_rope = config.get("no_rope_layers") or [1] * len(windows)
+    return tuple(bool(no_rope[layer]) for layer in range(len(windows)))
 
 
 def _gemma2(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -163,6 +192,8 @@ def _biased(config: Mapping[str, Any]) -> frozenset[str]:
     family = config.get("model_type")
     if family in ("qwen2", "qwen2_moe"):
         return frozenset({"qkv"} if config.get("qkv_bias", True) else ())
+    if family in ("glm4_moe", "solar_open"):
+        return frozenset({"qkv"} if config.get("attention_bias") else ())
     if family == "internlm3":  # which also has names of its own
         config = {"attention_bias": config.get("qkv_bias"), "mlp_bias": config.get("bias"), **config}
     attention = {"qkv", "out"} if family not in ("mistral", "phi3") and config.get("attention_bias") else set()
@@ -188,7 +219,7 @@ def _window(config: Mapping[str, Any], layer: int) -> int:
     """How many keys a query of `layer` sees; 0: all. Each family of models has its own switch for it."""
     window = int(config.get("sliding_window") or 0)
     family = config.get("model_type")
-    if family in LLAMAS or not config.get("use_sliding_window", family in ALWAYS_WINDOWED):
+    if family in (*LLAMAS, "minimax_m2") or not config.get("use_sliding_window", family in ALWAYS_WINDOWED):
         return 0
     kinds = config.get("layer_types")
     if family in ("mistral", "mixtral", "phi3"):
@@ -198,4 +229,10 @@ def _window(config: Mapping[str, Any], layer: int) -> int:
     if family == "smollm3":
         no_rope = config.get("no_rope_layers")
         return window if no_rope and not no_rope[layer] else 0
+    if family == "gpt_oss":
+        return window if layer % 2 == 0 else 0
+    if family == "exaone_moe":
+        pattern = config.get("sliding_window_pattern", 4)
+        near = pattern[layer % len(pattern)] == "L" if isinstance(pattern, str) else (layer + 1) % int(pattern) != 0
+        return window if near else 0
     return window if layer >= int(config.get("max_window_layers", 0)) else 0

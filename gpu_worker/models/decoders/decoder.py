@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -80,3 +81,4 @@ def _by_registers(function: ElementFunction) -> ElementFunction:
 gelu = _by_registers(functional.gelu)
 gelu_tanh = _by_registers(lambda x: functional.gelu(x, approximate="tanh"))
 silu = _by_registers(functional.silu)
+sigmoid = _by_registers(torch.sigmoid)

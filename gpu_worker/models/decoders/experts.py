@@ -1,86 +1,147 @@
-"""Mixtures of experts in the place of a layer's MLP: which models have them, and what they compute.
+"""Mixtures of experts in the place of a layer's MLP: their sizes and variations, their tensors, and what they compute.
 
-A token's experts are those with the largest scores, and its MLP is their sum, each by its share of a softmax over all.
+A token's experts are those of the highest rank, and its MLP is their sum, each by its share.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from octavo.model_files.quantization import MIXTURES
+from gpu_worker.models.checkpoint.weights import CheckpointReader
+from gpu_worker.models.decoders.decoder import sigmoid
+from gpu_worker.ops import Ops
 
 # Where checkpoints have a layer's router and experts, and what the matrices of an expert are called there.
 PLACES = {"mlp": ("gate_proj", "up_proj", "down_proj"), "block_sparse_moe": ("w1", "w3", "w2")}
+ROUTERS = ("gate", "router", "router.gate")
+CORRECTIONS = (  # what is added to shares where experts are chosen
+    *("gate.e_score_correction_bias", "e_score_correction_bias", "moe_statics.e_score_correction_bias", "expert_bias"),
+)
+SHARED = ("shared_expert", "shared_experts", "shared_mlp")
+M = TypeVar("M")
+StackTensors = Callable[[list[str], list[tuple[int, ...]]], M]  # tensors by name and shape, one below the other
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertsConfig:
     """The experts of the layers that have some."""
 
     count: int
     top: int  # how many a token asks
     inner: int
-    shares_sum_to_one: bool  # those of the asked ones; else those of all
+    sigmoid: bool = False  # shares are sigmoids of scores; else a softmax over all experts
+    shares_sum_to_one: bool = False  # those of the asked ones
+    share_scale: float = 1.0  # what shares are multiplied with
+    corrected: bool = False  # a number for each expert is added to its share where experts are chosen
+    groups: int = 1  # experts are chosen from the best groups, each by its best two
+    top_groups: int = 1
+    biased: bool = False  # router and experts have biases
+    swiglu_alpha: float = 0.0  # of gates like those of gpt-oss, with their limit; 0: SiLU
+    swiglu_limit: float = 0.0
     shared_inner: int = 0  # of one more that every token asks; 0: there is none
+    shared_gated: bool = False  # by a share of its own; else whole
 
-    @classmethod
-    def from_dict(cls, config: Mapping[str, Any]) -> "ExpertsConfig | None":
-        """None for a model without experts."""
-        family = str(config.get("model_type"))
-        if family not in MIXTURES:
-            return None
-        count = int(config.get("num_local_experts") or config.get("num_experts") or 0)
-        mixtral = family == "mixtral"
-        found = cls(
-            count,
-            int(config["num_experts_per_tok"]),
-            int(config["intermediate_size" if mixtral else "moe_intermediate_size"]),
-            mixtral or bool(config.get("norm_topk_prob", False)),
-            int(config["shared_expert_intermediate_size"]) if family == "qwen2_moe" else 0,
-        )
-        if not (1 <= found.top <= found.count and found.inner > 0):
-            raise ValueError(f"{found.top} of {found.count} experts of {found.inner} rows")
-        return found
+    def __post_init__(self) -> None:
+        if not (1 <= self.top <= self.count and self.inner > 0):
+            raise ValueError(f"{self.top} of {self.count} experts of {self.inner} rows")
+        size = self.count // self.groups if self.groups > 0 and self.count % self.groups == 0 else 0
+        if size < min(self.groups, 2) or not 1 <= self.top_groups <= self.groups or self.top > size * self.top_groups:
+            raise ValueError(f"{self.top} experts of {self.top_groups} of {self.groups} groups of {self.count}")
 
 
 def matrices_of(prefix: str, place: str, expert: int) -> tuple[list[str], str]:
-    """The tensors of an expert's gate and up projections, and of its down projection."""
-    gate, up, down = (f"{prefix}{place}.experts.{expert}.{name}.weight" for name in PLACES[place])
+    """The tensors of an expert's gate and up projections, and of its down projection, without their ends."""
+    gate, up, down = (f"{prefix}{place}.experts.{expert}.{name}" for name in PLACES[place])
     return [gate, up], down
 
 
-def expert_layers(config: Mapping[str, Any], num_layers: int) -> tuple[bool, ...]:
-    """Which layers have experts."""
-    if config.get("model_type") not in MIXTURES:
-        return (False,) * num_layers
-    step, plain = int(config.get("decoder_sparse_step") or 1), config.get("mlp_only_layers") or []
-    return tuple(layer not in plain and (layer + 1) % step == 0 for layer in range(num_layers))
+def read_experts(
+    checkpoint: CheckpointReader, matrix: StackTensors[M], experts: ExpertsConfig, hidden: int, prefix: str
+) -> dict[str, Tensor | M]:
+    """The tensors of a layer's experts by our names: the router's in floats, and the matrices of all."""
+    count, inner, shared = experts.count, experts.inner, experts.shared_inner
+    routers = [(place, f"{prefix}{place}.{name}") for place in PLACES for name in ROUTERS]
+    place, router = next((each for each in routers if f"{each[1]}.weight" in checkpoint), routers[0])
+    tensors: dict[str, Tensor | M] = {"router": checkpoint.read_tensor(f"{router}.weight", (count, hidden))}
+    if experts.corrected:
+        named = [f"{prefix}{place}.{name}" for name in CORRECTIONS]
+        found = next((name for name in named if name in checkpoint), named[0])
+        tensors["router_correction"] = checkpoint.read_floats(found, (count,))
+    for expert in range(count):
+        both, down = matrices_of(prefix, place, expert)
+        tensors[f"experts.{expert}.gate_up"] = matrix([f"{name}.weight" for name in both], [(inner, hidden)] * 2)
+        tensors[f"experts.{expert}.down"] = matrix([f"{down}.weight"], [(hidden, inner)])
+    if experts.biased:
+        of_all = [matrices_of(prefix, place, expert) for expert in range(count)]
+        tensors["router_bias"] = checkpoint.read_tensor(f"{router}.bias", (count,))
+        rows = [checkpoint.read_stacked([f"{name}.bias" for name in both], [(inner,)] * 2) for both, _ in of_all]
+        tensors["expert_gate_up_bias"] = torch.stack(rows)
+        rows = [checkpoint.read_tensor(f"{down}.bias", (hidden,)) for _, down in of_all]
+        tensors["expert_down_bias"] = torch.stack(rows)
+    if shared:
+        stems = [f"{prefix}{place}.{name}" for name in SHARED]
+        stem = next((name for name in stems if f"{name}.down_proj.weight" in checkpoint), stems[0])
+        both = [f"{stem}.{name}_proj.weight" for name in ("gate", "up")]
+        tensors["shared_gate_up"] = matrix(both, [(shared, hidden)] * 2)
+        tensors["shared_down"] = matrix([f"{stem}.down_proj.weight"], [(hidden, shared)])
+        if experts.shared_gated:
+            tensors["shared_gate"] = checkpoint.read_tensor(f"{stem}_gate.weight", (1, hidden))
+    return tensors
 
 
-def run_experts(
-    config: ExpertsConfig,
-    tensors: Mapping[str, Tensor],
-    x: Tensor,
-    linear: Callable[..., Tensor],
-    mlp: Callable[..., Tensor],
-) -> Tensor:
-    """What the experts make of x [tokens, hidden]. `mlp` is given x, and the matrices of one of them."""
-    scores = linear(x.float(), tensors["router"].float())  # rounded scores choose other experts
-    shares, chosen = torch.softmax(scores, dim=-1).topk(config.top, dim=-1)
+def choose(config: ExpertsConfig, scores: Tensor, correction: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The experts of each token by its scores [tokens, experts], and their shares: both [tokens, top]."""
+    parts = sigmoid(scores) if config.sigmoid else torch.softmax(scores, dim=-1)
+    ranks = parts if correction is None else parts + correction
+    if config.groups > 1:
+        grouped = ranks.view(len(ranks), config.groups, -1)
+        best = grouped.topk(2, dim=-1).values.sum(-1).topk(config.top_groups, dim=-1).indices
+        kept = torch.zeros(grouped.shape[:2], dtype=torch.bool, device=ranks.device).scatter_(1, best, True)
+        ranks = grouped.masked_fill(~kept.unsqueeze(-1), float("-inf")).view_as(ranks)
+    chosen = ranks.topk(config.top, dim=-1).indices
+    shares = parts.gather(-1, chosen)
     if config.shares_sum_to_one:
         shares = shares / shares.sum(dim=-1, keepdim=True)
+    return chosen, shares * config.share_scale
+
+
+def run_experts(config: ExpertsConfig, tensors: Mapping[str, Tensor], x: Tensor, ops: Ops) -> Tensor:
+    """What the experts make of x [tokens, hidden]."""
+    bias = tensors.get("router_bias")
+    # Rounded scores choose other experts.
+    scores = ops.linear(x.float(), tensors["router"].float(), None if bias is None else bias.float())
+    chosen, shares = choose(config, scores, tensors.get("router_correction"))
     made = x.new_empty((*chosen.shape, x.shape[-1]))
     for expert in chosen.unique().tolist():
         token, place = torch.where(chosen == expert)
-        stem = f"experts.{expert}"
-        made[token, place] = mlp(x[token], tensors[f"{stem}.gate_up"], tensors[f"{stem}.down"])
+        made[token, place] = _mlp(config, tensors, expert, x[token], ops)
     out = torch.zeros(x.shape, device=x.device)
     for index in range(config.top):
         out += shares[:, index, None] * made[:, index]
     if config.shared_inner:
-        share = torch.sigmoid(linear(x, tensors["shared_gate"]).float())
-        out += share * mlp(x, tensors["shared_gate_up"], tensors["shared_down"])
+        inner = ops.silu_and_mul(ops.linear(x, tensors["shared_gate_up"]))
+        whole = ops.linear(inner, tensors["shared_down"])
+        share = sigmoid(ops.linear(x, tensors["shared_gate"]).float()) if config.shared_gated else 1.0
+        out += share * whole
     return out.to(x.dtype)
+
+
+def _mlp(config: ExpertsConfig, tensors: Mapping[str, Tensor], expert: int, x: Tensor, ops: Ops) -> Tensor:
+    """What one of the experts makes of x."""
+
+    def bias(name: str) -> Tensor | None:
+        return tensors[f"expert_{name}_bias"][expert] if config.biased else None
+
+    both = ops.linear(x, tensors[f"experts.{expert}.gate_up"], bias("gate_up"))
+    inner = _clamped_swiglu(config, both) if config.swiglu_alpha else ops.silu_and_mul(both)
+    return ops.linear(inner, tensors[f"experts.{expert}.down"], bias("down"))
+
+
+def _clamped_swiglu(config: ExpertsConfig, both: Tensor) -> Tensor:
+    """As gpt-oss has it: the gate is no larger than the limit, and what it gates lies within it and is one more."""
+    gate, up = both.chunk(2, dim=-1)
+    gate, up = gate.clamp(max=config.swiglu_limit), up.clamp(-config.swiglu_limit, config.swiglu_limit)
+    return (up + 1) * (gate * sigmoid(gate * config.swiglu_alpha))

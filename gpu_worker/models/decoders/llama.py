@@ -17,7 +17,7 @@ from torch import Tensor
 from gpu_worker.models.checkpoint.weights import CheckpointReader, ProgressCallback, WeightSource
 from gpu_worker.models.decoders.config import LlamaConfig
 from gpu_worker.models.decoders.decoder import EncodePicture, LoadLora, common_window, gelu_tanh
-from gpu_worker.models.decoders.experts import PLACES, ExpertsConfig, matrices_of, run_experts
+from gpu_worker.models.decoders.experts import StackTensors, read_experts, run_experts
 from gpu_worker.models.decoders.lora_weights import load, placed, support_of
 from gpu_worker.ops import AttentionOptions, Ops, TokenBatch
 from gpu_worker.ops.lora import add_lora
@@ -30,7 +30,6 @@ FIRST_SOURCES = {  # the matrices of a layer, and the first tensor that each is 
     "down": "mlp.down_proj",
 }
 M = TypeVar("M")
-StackTensors = Callable[[list[str], list[tuple[int, ...]]], M]  # tensors by name and shape, one below the other
 SplitStack = Callable[[list[str]], list[list[str]]]  # a stack's tensors, by those that become one matrix
 
 
@@ -66,9 +65,15 @@ def collect(
         tensors |= {f"{layer}.{name}": tensor for name, tensor in found.items()}
     if not config.tied or checkpoint.differs("lm_head.weight", "model.embed_tokens.weight"):
         tensors["head"] = matrix(["lm_head.weight"], [(vocab, hidden)])
+    drafting = tuple(f"model.layers.{config.num_layers + layer}." for layer in range(config.drafting_layers))
     checkpoint.check_all_read(
         # Quantizers write biases of zeros that the model does not have.
-        lambda name: name.endswith("rotary_emb.inv_freq") or name == "lm_head.weight" or checkpoint.is_zero_bias(name)
+        lambda name: (
+            name.endswith("rotary_emb.inv_freq")
+            or name == "lm_head.weight"
+            or name.startswith(drafting)
+            or checkpoint.is_zero_bias(name)
+        )
     )
     return tensors
 
@@ -78,7 +83,9 @@ def with_stored_parts(config: LlamaConfig, names: AbstractSet[str]) -> LlamaConf
     first = "model.layers.0."
     biased = {part for part, source in FIRST_SOURCES.items() if f"{first}{source}.bias" in names}
     normed = f"{first}self_attn.q_norm.weight" in names
-    return replace(config, biased=config.biased | biased, head_norms=config.head_norms or normed)
+    return replace(
+        config, biased=config.biased | biased, head_norms=config.head_norms or (normed and not config.together_normed)
+    )
 
 
 def _layer(
@@ -109,7 +116,7 @@ def _layer(
                 [f"{prefix}{s}.bias" for s in sources], [(r,) for r in rows]
             )
     if config.experts is not None and config.expert_layers[layer]:
-        tensors |= _experts(checkpoint, matrix, config.experts, hidden, prefix)
+        tensors |= read_experts(checkpoint, matrix, config.experts, hidden, prefix)
     norms = {"input_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"}
     if config.post_norms:
         norms |= {
@@ -119,31 +126,12 @@ def _layer(
         }
     for name, norm in norms.items():
         tensors[name] = checkpoint.read_tensor(f"{prefix}{norm}.weight", (hidden,))
-    if config.head_norms:
-        for name in ("q_norm", "k_norm"):
-            tensors[name] = checkpoint.read_tensor(f"{prefix}self_attn.{name}.weight", (config.head_dim,))
-    return tensors
-
-
-def _experts(
-    checkpoint: CheckpointReader, matrix: StackTensors[M], experts: ExpertsConfig, hidden: int, prefix: str
-) -> dict[str, Tensor | M]:
-    """The router, in floats, and the matrices of all experts."""
-    inner, shared = experts.inner, experts.shared_inner
-    place = next((each for each in PLACES if f"{prefix}{each}.gate.weight" in checkpoint), "mlp")
-    tensors: dict[str, Tensor | M] = {
-        "router": checkpoint.read_tensor(f"{prefix}{place}.gate.weight", (experts.count, hidden))
-    }
-    for expert in range(experts.count):
-        both, down = matrices_of(prefix, place, expert)
-        tensors[f"experts.{expert}.gate_up"] = matrix(both, [(inner, hidden)] * 2)
-        tensors[f"experts.{expert}.down"] = matrix([down], [(hidden, inner)])
-    if shared:
-        stem = f"{prefix}mlp.shared_expert"
-        both = [f"{stem}.{name}_proj.weight" for name in ("gate", "up")]
-        tensors["shared_gate_up"] = matrix(both, [(shared, hidden)] * 2)
-        tensors["shared_down"] = matrix([f"{stem}.down_proj.weight"], [(hidden, shared)])
-        tensors["shared_gate"] = checkpoint.read_tensor(f"{stem}_gate.weight", (1, hidden))
+    if config.head_norms or config.together_normed:
+        sizes = config.qkv_rows if config.together_normed else [config.head_dim] * 2
+        for name, size in zip(("q_norm", "k_norm"), sizes, strict=False):
+            tensors[name] = checkpoint.read_tensor(f"{prefix}self_attn.{name}.weight", (size,))
+    if config.sinks:
+        tensors["sinks"] = checkpoint.read_floats(f"{prefix}self_attn.sinks", (config.num_heads,))
     return tensors
 
 
@@ -183,12 +171,7 @@ class LlamaDecoder:
         self._layers = layers_of(on_device, config.num_layers)
         cos, sin = config.rope.table(config.context_tokens)
         self._cos, self._sin = cos.to(device, self._norm.dtype), sin.to(device, self._norm.dtype)
-        layers = list(zip(config.windows, config.sparse, strict=True))
-        kinds = {
-            (window, sparse): AttentionOptions(config.attention_scale, window, config.attention_cap, sparse=sparse)
-            for window, sparse in set(layers)
-        }
-        self._options = [kinds[kind] for kind in layers]
+        self._options = _options(config, self._layers)
         self.lora_support = support_of(config)
         self.load_lora: LoadLora | None = lambda files: placed(load(files, config), self._norm.dtype, device)
         # Transformers rounds the scale to the model's dtype before it multiplies.
@@ -219,9 +202,11 @@ class LlamaDecoder:
 
     def _attend(self, index: int, x: Tensor, kv: Tensor, batch: TokenBatch, cos: Tensor, sin: Tensor) -> Tensor:
         layer, config, ops = self._layers[index], self.config, self._ops
-        heads = self._product(index, "qkv", x, batch).view(x.shape[0], -1, config.head_dim)
-        queries, keys, values = heads.split((config.num_heads, config.num_kv_heads, config.num_kv_heads), dim=1)
-        if "q_norm" in layer:
+        rows = self._product(index, "qkv", x, batch)
+        queries, keys, values = (
+            part.view(x.shape[0], -1, config.head_dim) for part in self._together_normed(layer, rows)
+        )
+        if config.head_norms:
             queries = ops.rms_norm(queries, layer["q_norm"], config.norm_eps)
             keys = ops.rms_norm(keys, layer["k_norm"], config.norm_eps)
         if config.rotated[index]:
@@ -232,10 +217,18 @@ class LlamaDecoder:
         out = self._product(index, "out", attended.reshape(x.shape[0], -1), batch)
         return ops.rms_norm(out, layer["attended_norm"], config.norm_eps) if "attended_norm" in layer else out
 
+    def _together_normed(self, layer: Mapping[str, Tensor], rows: Tensor) -> Sequence[Tensor]:
+        """Queries, keys and values of all heads, normed together where a model does so."""
+        queries, keys, values = rows.split(self.config.qkv_rows, dim=-1)
+        if not self.config.together_normed:
+            return queries, keys, values
+        norm, eps = self._ops.rms_norm, self.config.norm_eps
+        return norm(queries, layer["q_norm"], eps), norm(keys, layer["k_norm"], eps), values
+
     def _mlp(self, index: int, x: Tensor, batch: TokenBatch) -> Tensor:
         layer = self._layers[index]
         if self.config.experts is not None and "router" in layer:
-            return run_experts(self.config.experts, layer, x, self._ops.linear, self._gated)
+            return run_experts(self.config.experts, layer, x, self._ops)
         both = self._product(index, "gate_up", x, batch)
         inner = self._ops.silu_and_mul(both) if self.config.activation == "silu" else _gelu_and_mul(both)
         out = self._product(index, "down", inner, batch)
@@ -246,8 +239,18 @@ class LlamaDecoder:
         y = self._ops.linear(x, layer[name], layer.get(f"{name}_bias"))
         return add_lora(self._ops.linear, batch.loras, index, name, x, y)
 
-    def _gated(self, x: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
-        return self._ops.linear(self._ops.silu_and_mul(self._ops.linear(x, gate_up)), down)
+
+def _options(config: LlamaConfig, layers: Sequence[Mapping[str, Tensor]]) -> list[AttentionOptions]:
+    """Of each layer. Layers without sinks that are of one kind share one object."""
+    scale, cap = config.attention_scale, config.attention_cap
+    kinds = list(zip(config.windows, config.sparse, strict=True))
+    if config.sinks:
+        return [
+            AttentionOptions(scale, window, cap, sinks=layer["sinks"], sparse=sparse)
+            for (window, sparse), layer in zip(kinds, layers, strict=True)
+        ]
+    shared = {kind: AttentionOptions(scale, kind[0], cap, sparse=kind[1]) for kind in set(kinds)}
+    return [shared[kind] for kind in kinds]
 
 
 def _gelu_and_mul(x: Tensor) -> Tensor:

@@ -34,7 +34,7 @@ NO_LORA_IN_GROUP = LoraSupport(refusal="a group of ranks has no adapters: leave 
 
 def supports(config: LlamaConfig) -> bool:
     """Whether the extension computes this model: its heads fill the registers, and it has nothing of Gemma 2."""
-    gemma = config.post_norms or config.activation != "silu" or config.embedding_scale != 1.0
+    gemma = config.post_norms or config.activation != "silu"
     capped = config.attention_cap or config.logit_cap
     return config.head_dim % 8 == 0 and config.head_dim <= MAX_HEAD_DIM and not gemma and not capped
 
@@ -102,6 +102,7 @@ class NativeLlamaDecoder:
             "head_dim": config.head_dim,
             "eps": config.norm_eps,
             "scale": config.attention_scale,
+            "embedding_scale": config.embedding_scale,
         }
         share = None if place is None else LlamaShare.of(config, place.rank, place.size)
         tensors = packed.tensors if share is None else share.cut(packed.tensors, config, extension)
@@ -169,7 +170,7 @@ class NativeLlamaDecoder:
         others = {}
         for name in sorted(tensors):  # `qkv` before `qkv.1`
             stem = name.partition(".")[0]
-            if stem in ("experts", "router") or stem.startswith("shared_"):
+            if stem == "experts" or stem.startswith(("expert_", "router", "shared_")):
                 continue
             if stem in stacks:
                 stacks[stem].append(tensors[name])
@@ -199,13 +200,17 @@ class NativeLlamaDecoder:
         shared = {}
         if experts.shared_inner:
             shared = {name: (tensors[name],) for name in ("shared_gate_up", "shared_down")}
+        if experts.shared_gated:
             shared["shared_gate"] = plain("shared_gate")
+        vectors = ("router_bias", "router_correction", "expert_gate_up_bias", "expert_down_bias")
+        settings = ("top", "sigmoid", "shares_sum_to_one", "share_scale", "groups", "top_groups")
+        swiglu = ("swiglu_alpha", "swiglu_limit")
         return shared | {
+            **{name: tensors[name] for name in vectors if name in tensors},
+            **{name: getattr(experts, name) for name in (*settings, *swiglu)},
             "router": plain("router"),
             "expert_gate_up": tuple(tensors[f"experts.{i}.gate_up"] for i in range(experts.count)),
             "expert_down": tuple(tensors[f"experts.{i}.down"] for i in range(experts.count)),
-            "top": experts.top,
-            "shares_sum_to_one": experts.shares_sum_to_one,
         }
 
     def _layers(self, kv: Sequence[Tensor]) -> Any:

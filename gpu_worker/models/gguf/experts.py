@@ -1,17 +1,19 @@
 """A GGUF file with experts as a checkpoint of octavo's own decoder: each expert's matrices are a part of one tensor."""
 
 from collections.abc import Mapping
+from itertools import product
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from gpu_worker.models.checkpoint import mxfp4
 from gpu_worker.models.checkpoint.weights import FLOATS
 from gpu_worker.models.gguf.families import read_family
 from gpu_worker.models.gguf.header import GgufHeader
 from gpu_worker.models.gguf.recipes import Join, Recipe
-from gpu_worker.models.gguf.tensors import KERNELS, architecture, dequantize
-from octavo.model_files.gguf import GgufFile, TensorInfo
+from gpu_worker.models.gguf.tensors import KERNELS, ROPE_FACTORS, architecture, dequantize
+from octavo.model_files.gguf import GgufFile, TensorInfo, TensorType
 from octavo.model_files.gguf_support import FLOATS as FLOAT_TYPES
 from octavo.model_files.gguf_support import end_token_ids
 from octavo.request.errors import BadModel
@@ -36,12 +38,18 @@ class ExpertGgufSource:
         self.config: dict[str, Any] = {**family.config, "eos_token_id": sorted(end_token_ids(file.metadata))}
         self._file = file
         self._places = {name: TensorPlace(recipe.of[0], recipe.join) for name, recipe in _whole(family.recipes).items()}
-        for layer in range(int(family.config["num_hidden_layers"])):
-            self._places |= self._experts(layer)
+        self._mxfp4: dict[str, str] = {}  # how stored tensors in MXFP4 are kept
+        layers = int(family.config["num_hidden_layers"])
+        for layer in range(layers):
+            is_mixed = any(f"blk.{layer}.ffn_{part}_exps.weight" in file.tensors for part in PARTS)
+            self._places |= self._experts(layer) if is_mixed else {}
         lacking = {place.stored for place in self._places.values()} - set(file.tensors)
         if lacking:
             raise BadModel(f"{file.path.name} has no tensor {min(lacking)!r}")
-        if left := set(file.tensors) - {place.stored for place in self._places.values()}:
+        drafting = int(self.config.get("num_nextn_predict_layers") or 0)
+        unused = tuple(f"blk.{layer}." for layer in range(layers, layers + drafting))
+        known = {ROPE_FACTORS, *(place.stored for place in self._places.values())}
+        if left := {name for name in file.tensors if name not in known and not name.startswith(unused)}:
             raise BadModel(f"tensors of {file.path.name} have no place in the model: {', '.join(sorted(left)[:5])}")
 
     def names(self) -> set[str]:
@@ -54,6 +62,8 @@ class ExpertGgufSource:
 
     def block_format(self, name: str) -> str:
         kind = self._info(name).type
+        if kind == TensorType.MXFP4:
+            return self._format_of_mxfp4(self._places[name].stored)
         return FLOATS if kind in FLOAT_TYPES else KERNELS.get(kind, "")
 
     def shape(self, name: str) -> tuple[int, ...]:
@@ -62,20 +72,30 @@ class ExpertGgufSource:
     def blocks(self, name: str) -> Tensor:
         """The stored bytes of a tensor of two dimensions: uint8 [rows, bytes of a row], in new memory."""
         data = torch.frombuffer(bytearray(self._bytes(name)), dtype=torch.uint8)
+        if self._info(name).type == TensorType.MXFP4:
+            return mxfp4.as_blocks(*_scaled(data.view(self._shape(name)[0], -1)), paired=False)
         return self._places[name].join([data.view(self._shape(name)[0], -1)])
 
     def _experts(self, layer: int) -> Mapping[str, TensorPlace]:
-        """The matrices of a layer's experts, by the names of Qwen's checkpoints."""
+        """The matrices and biases of a layer's experts, by the names of Qwen's checkpoints."""
         found = {}
-        for part in PARTS:
-            stored = f"blk.{layer}.ffn_{part}_exps.weight"
+        ends = ("weight", "bias") if self.config["model_type"] == "gpt_oss" else ("weight",)
+        for part, end in product(PARTS, ends):
+            stored = f"blk.{layer}.ffn_{part}_exps.{end}"
             count = int(self.config["num_local_experts"])
             if stored in self._file.tensors and self._file.tensors[stored].shape[0] != count:
                 raise BadModel(f"{self._file.path.name}: tensor {stored!r} has not {count} experts")
             for expert in range(count):
-                name = f"model.layers.{layer}.mlp.experts.{expert}.{part}_proj.weight"
+                name = f"model.layers.{layer}.mlp.experts.{expert}.{part}_proj.{end}"
                 found[name] = TensorPlace(stored, lambda parts: parts[0], expert, count)
         return found
+
+    def _format_of_mxfp4(self, stored: str) -> str:
+        """One for all experts of a layer, whose inputs are rounded alike."""
+        if stored not in self._mxfp4:
+            data = torch.frombuffer(bytearray(self._file.tensor_bytes(stored)), dtype=torch.uint8)
+            self._mxfp4[stored] = "mxfp4" if mxfp4.is_kept(*_scaled(data)) else FLOATS
+        return self._mxfp4[stored]
 
     def _info(self, name: str) -> TensorInfo:
         if name not in self._places:
@@ -91,6 +111,12 @@ class ExpertGgufSource:
         data = self._file.tensor_bytes(place.stored)
         size = len(data) // place.num_parts
         return data[place.part * size : (place.part + 1) * size]
+
+
+def _scaled(data: Tensor) -> tuple[Tensor, Tensor]:
+    """The codes [..., blocks, 16] and the scales [..., blocks] of GGUF's blocks of MXFP4."""
+    blocks = data.view(*data.shape[:-1], -1, 1 + mxfp4.BLOCK_BYTES)
+    return blocks[..., 1:], blocks[..., 0]
 
 
 def _whole(recipes: Mapping[str, Recipe]) -> dict[str, Recipe]:

@@ -16,10 +16,8 @@ from gpu_worker.models.gguf.recipes import (
     Family,
     Join,
     Recipe,
-    columns_in_turn,
     expert_recipes,
     gemma_norms,
-    in_turn,
     named_recipes,
     row_of,
     turned_as_llama,
@@ -28,6 +26,7 @@ from octavo.request.errors import BadModel
 
 GEMMA3_27B_LAYERS = 62  # the only Gemma 3 whose scores are not divided by the root of a head's size
 EXAONE4_32B_LAYERS = 64  # the only EXAONE 4 with windows, which its early files do not name
+SIGMOID = 2  # what llama.cpp calls a router whose shares are sigmoids
 STARCODER2_WINDOW = 4096  # of all StarCoder 2 that were published, and of none of their files
 
 
@@ -64,13 +63,14 @@ def _rms(header: GgufHeader) -> dict[str, Any]:
     return {"rms_norm_eps": header.number("attention.layer_norm_rms_epsilon")}
 
 
-def _inner_size(header: GgufHeader, part: str = "ffn_down") -> int:
-    return header.shape(f"blk.0.{part}.weight")[-1]
+def _inner_size(header: GgufHeader, part: str = "ffn_down", layer: int = 0) -> int:
+    return header.shape(f"blk.{layer}.{part}.weight")[-1]
 
 
-def _experts(header: GgufHeader) -> dict[str, Any]:
+def _experts(header: GgufHeader, layer: int = 0) -> dict[str, Any]:
+    """By the header, and by a layer that has experts."""
     count, used = header.integer("expert_count"), header.integer("expert_used_count")
-    stored = header.shape("blk.0.ffn_down_exps.weight")[0]
+    stored = header.shape(f"blk.{layer}.ffn_down_exps.weight")[0]
     if count != stored or not 1 <= used <= count:
         raise BadModel(f"{header.name}: {used} of {count} experts, and tensors of {stored}")
     return {"num_local_experts": count, "num_experts_per_tok": used}
@@ -268,18 +268,61 @@ def _gpt_oss(header: GgufHeader) -> Family:
         "layer_types": header.layer_types(window, 2),
         "attention_bias": header.has("blk.0.attn_q.bias"),
     }
-    inner = LLAMA | {"post_attention_norm": "post_attention_layernorm", "ffn_gate_inp": "mlp.router"}
+    inner = LLAMA | {"post_attention_norm": "post_attention_layernorm", "ffn_gate_inp": "mlp.gate"}
     recipes = named_recipes(header, inner)
     for layer in range(header.layers):
-        to, at = f"model.layers.{layer}", f"blk.{layer}."
-        recipes[f"{to}.self_attn.sinks"] = Recipe((f"{at}attn_sinks.weight",))
-        gates, ups = f"{at}ffn_gate_exps", f"{at}ffn_up_exps"
-        recipes[f"{to}.mlp.experts.gate_up_proj"] = Recipe((f"{gates}.weight", f"{ups}.weight"), columns_in_turn)
-        recipes[f"{to}.mlp.experts.gate_up_proj_bias"] = Recipe((f"{gates}.bias", f"{ups}.bias"), in_turn)
-        recipes[f"{to}.mlp.experts.down_proj"] = Recipe(
-            (f"{at}ffn_down_exps.weight",), lambda parts: parts[0].transpose(1, 2).contiguous()
-        )
-        recipes[f"{to}.mlp.experts.down_proj_bias"] = Recipe((f"{at}ffn_down_exps.bias",))
+        recipes[f"model.layers.{layer}.self_attn.sinks"] = Recipe((f"blk.{layer}.attn_sinks.weight",))
+    return Family(config, recipes)
+
+
+def _olmoe(header: GgufHeader) -> Family:
+    config = _common(header, "olmoe", **_rms(header), **_experts(header)) | {
+        "intermediate_size": _inner_size(header, "ffn_down_exps"),
+        "norm_topk_prob": False,
+    }
+    return Family(config, named_recipes(header, LLAMA | {"ffn_gate_inp": "mlp.gate"}))
+
+
+def _glm4moe(header: GgufHeader) -> Family:
+    """GLM-4-MoE. Files count layers that draft tokens among their blocks, at the end."""
+    drafting = header.integer("nextn_predict_layers", 0)
+    header.layers -= drafting
+    inner = LLAMA | {"post_attention_norm": "post_attention_layernorm"}
+    family = _like_deepseek_v3(header, "glm4_moe", inner)
+    more = {"num_nextn_predict_layers": drafting, "use_qk_norm": header.has("blk.0.attn_q_norm.weight")}
+    return Family({**family.config, **more}, family.recipes)
+
+
+def _dots1(header: GgufHeader) -> Family:
+    return _like_deepseek_v3(header, "dots1", LLAMA)
+
+
+def _like_deepseek_v3(header: GgufHeader, model_type: str, inner: Mapping[str, str]) -> Family:
+    """Experts that are chosen by sigmoids, after layers without experts."""
+    if header.integer("expert_gating_func", SIGMOID) != SIGMOID:
+        raise BadModel(f"{header.name}: {header.arch}.expert_gating_func is not that of a sigmoid ({SIGMOID})")
+    first = header.integer("leading_dense_block_count", 0)
+    shared, count = _inner_size(header, "ffn_down_shexp", first), header.integer("expert_shared_count", 1)
+    normed = header.get("expert_weights_norm")
+    config = _common(header, model_type, **_rms(header), **_experts(header, first)) | {
+        "intermediate_size": _inner_size(header, layer=0) if first else shared,
+        "moe_intermediate_size": _inner_size(header, "ffn_down_exps", first),
+        "n_routed_experts": header.integer("expert_count"),
+        "n_shared_experts": count,
+        "n_group": header.integer("expert_group_count", 1),
+        "topk_group": header.integer("expert_group_used_count", 1),
+        "routed_scaling_factor": header.number("expert_weights_scale", 0.0) or 1.0,
+        "norm_topk_prob": bool(normed),
+        "first_k_dense_replace": first,
+        "attention_bias": header.has("blk.0.attn_q.bias"),
+    }
+    if shared != count * config["moe_intermediate_size"]:
+        raise BadModel(f"{header.name}: the {count} experts that all tokens ask have {shared} rows together")
+    named = {f"ffn_{part}_shexp": f"mlp.shared_experts.{part}_proj" for part in ("gate", "up", "down")}
+    recipes = named_recipes(header, {**inner, **named, "ffn_gate_inp": "mlp.gate"})
+    for layer in range(first, header.layers):
+        name = f"model.layers.{layer}.mlp.gate.e_score_correction_bias"
+        recipes[name] = Recipe((f"blk.{layer}.exp_probs_b.bias",))
     return Family(config, recipes)
 
 
@@ -299,4 +342,7 @@ FAMILIES: Mapping[str, Callable[[GgufHeader], Family]] = {
     "cohere2": _cohere2,
     "exaone4": _exaone4,
     "gpt-oss": _gpt_oss,
+    "olmoe": _olmoe,
+    "glm4moe": _glm4moe,
+    "dots1": _dots1,
 }

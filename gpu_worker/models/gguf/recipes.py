@@ -109,13 +109,3 @@ def row_of(head: int, count: int) -> Join:
         return parts[0][head].clone()
 
     return pick
-
-
-def in_turn(parts: Sequence[Tensor]) -> Tensor:
-    """gpt-oss has gate and up in turn: [experts, 2 x inner] of two [experts, inner]."""
-    return torch.stack(tuple(parts), dim=-1).flatten(-2)
-
-
-def columns_in_turn(parts: Sequence[Tensor]) -> Tensor:
-    """[experts, hidden, 2 x inner] of two [experts, inner, hidden]."""
-    return in_turn([part.transpose(1, 2) for part in parts])

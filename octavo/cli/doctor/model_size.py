@@ -39,6 +39,7 @@ AS_STORED = (
     TensorType.Q4_K,
     TensorType.Q5_K,
     TensorType.Q6_K,
+    TensorType.MXFP4,  # of experts
 )
 FLOAT_BYTES = 4  # of keys and values, unless --dtype or --kv-cache-dtype says otherwise
 

@@ -85,6 +85,7 @@ MUTANTS = of_places(
         },
         ("cpu/linear_digits.inl", GENERIC, LINEAR): {
             "offset of 4-bit numbers forgotten": ("R::set(input.scaled_sum)", "R::zero()"),
+            "offset of codes that of 4-bit numbers": ("kMxfp4 ? -12.0F : -8.0F", "kMxfp4 ? -8.0F : -8.0F"),
             "scale of the other half of a block": (
                 "scale(scale_of<kFormat, R>(at, block, half))",
                 "scale(scale_of<kFormat, R>(at, block, 0))",

@@ -74,10 +74,6 @@ CONFIGS: dict[str, tuple[str, dict]] = {
     ),
     "llama-wide": ("Llama", WIDE),
     "phi3-wide": ("Phi3", WIDE),
-    "gpt-oss": (
-        "GptOss",
-        {**SMALL, "head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 11},
-    ),
     "gptj": ("GPTJ", {**GPT, "rotary_dim": 4}),
     "codegen": ("CodeGen", {**GPT, "n_embd": 64, "n_head": 8, "rotary_dim": 4}),
     "gpt-neo": (
@@ -115,6 +111,9 @@ class Tiny:
         for parameter in self.model.parameters():
             noise = torch.randn_like(parameter)
             parameter.data = noise * 0.3 if parameter.dim() > 1 else parameter.data + 0.1 * noise
+        for name, buffer in self.model.named_buffers():
+            if name.endswith("e_score_correction_bias"):  # zeros in a new model
+                buffer.add_(0.2 * torch.randn_like(buffer))
         self.model.tie_weights()
         self.model.save_pretrained(self.directory)
 

@@ -24,7 +24,6 @@ THROUGH_TRANSFORMERS = {
     "gemma3": "transformers:gemma3_text",
     "gpt-neox": "transformers:gpt_neox",
     "phi": "transformers:phi",
-    "gpt-oss": "transformers:gpt_oss",
     "deepseek_v2": "transformers:deepseek_v2",
 }
 OURS = {**dict.fromkeys(LLAMAS, "llama"), **dict.fromkeys(GPTS, "gpt"), **THROUGH_TRANSFORMERS}
@@ -83,17 +82,20 @@ def test_a_model_that_keeps_something_between_steps_is_refused(tiny, load, monke
 @pytest.mark.parametrize(("name", "on_ops"), diagonal(list(OURS), OPS), indirect=["on_ops"])
 @pytest.mark.usefixtures("on_ops")
 def test_bfloat16_errs_no_more_than_transformers_does(name, tiny, load, all_logits):
-    """Against float32 on the same weights, over four prompts: eight bits of mantissa cost both sides something."""
+    """Against float32 on the same weights: eight bits of mantissa cost both sides something.
+
+    A token that asks another expert makes a jump, on either side: mixtures have more prompts.
+    """
     model, runner = tiny(name), load(tiny(name).directory, dtype="bfloat16")
     assert runner.info.kv_dtype == "bfloat16"
     half = copy.deepcopy(model.model).to(torch.bfloat16)
     exact = copy.deepcopy(half).float()
     errors = torch.zeros(2)
-    for seed in range(4):
+    for seed in range(12 if name in MIXTURES else 4):
         tokens = [((7 + 2 * seed) * i + 3 + seed) % 128 for i in range(50)]
         with torch.inference_mode():
             truth, theirs = (each(torch.tensor([tokens]), use_cache=False).logits[0].float() for each in (exact, half))
         ours = all_logits(runner, tokens).float()
         errors += torch.stack([(side - truth).square().sum() for side in (ours, theirs)])
-    most = 2.0 if name in MIXTURES else 1.05  # a token that asks another expert makes a jump, on either side
+    most = 2.0 if name in MIXTURES else 1.05
     assert float((errors[0] / errors[1]).sqrt()) < most

@@ -5,9 +5,10 @@ import shutil
 
 import pytest
 import torch
-from loras import ATTENTION, write_files, write_lora
+from loras import ATTENTION, adapted, greedy, write_files, write_lora
 from safetensors.torch import load_file, save_file
 
+from gpu_worker import LLM, LoRARequest, SamplingParams
 from octavo.model_files.lora_files import read_lora
 from octavo.request.errors import BadModel
 
@@ -49,3 +50,55 @@ def test_adapters_of_attention_are_taken_and_those_of_mlps_are_not(tiny, load, t
         else:
             with pytest.raises(BadModel, match=r"layers\.1\.mlp\.down_proj.* in which the model has experts"):
                 decoder.load_lora(files)
+
+
+@pytest.mark.parametrize("name", ["olmoe", "glm4_moe", "gpt_oss"])
+def test_tokens_with_an_adapter_are_those_of_its_weights(name, tiny, tmp_path):
+    model, path = tiny(name), tmp_path / "lora"
+    write_lora(path, model.model, seed=2, modules=ATTENTION)
+    settings = {"kv_cache_bytes": "4MiB", "swap_bytes": 0, "block_size": 8, "threads": 1, "device": "cpu"}
+    prompt = [(7 * i + 3) % 128 for i in range(20)]
+    with LLM(str(model.directory), **settings) as llm:
+        params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+        lora = LoRARequest("one", 1, str(path))
+        plain, changed = (
+            llm.generate([prompt], params, lora_request=asked, use_tqdm=False)[0].outputs[0].token_ids
+            for asked in (None, lora)
+        )
+    with adapted(model.model, path) as merged:
+        assert changed == greedy(merged, prompt, 24)
+    assert plain == greedy(model.model, prompt, 24) != changed
+
+
+def test_layers_that_draft_tokens_are_passed_over_and_no_others(tiny, load, all_logits, tmp_path):
+    """GLM-4.5 is published with one, of which Transformers makes nothing either."""
+    source = tiny("glm4_moe")
+    directory = shutil.copytree(source.directory, tmp_path / "copied")
+    config = json.loads((directory / "config.json").read_text())
+    stored = load_file(directory / "model.safetensors")
+    stored["model.layers.4.eh_proj.weight"] = torch.ones(32, 64)
+    save_file(stored, directory / "model.safetensors", {"format": "pt"})
+    tokens = list(range(30))
+    for layers in (1, 0):
+        (directory / "config.json").write_text(json.dumps(config | {"num_nextn_predict_layers": layers}))
+        if layers:
+            assert torch.equal(all_logits(load(directory), tokens), all_logits(load(source.directory), tokens))
+        else:
+            with pytest.raises(BadModel, match=r"no place in the model: model\.layers\.4\.eh_proj"):
+                load(directory)
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"n_group": 5}, "of 5 groups of 12"),
+        ({"topk_group": 5}, "of 5 of 4 groups"),
+        ({"topk_group": 1, "num_experts_per_tok": 4}, "4 experts of 1 of 4"),
+    ],
+)
+def test_groups_that_do_not_divide_the_experts_are_refused(more, message, tiny, load, tmp_path):
+    directory = shutil.copytree(tiny("glm4_moe-grouped").directory, tmp_path / "copied")
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps(config | more))
+    with pytest.raises(BadModel, match=message):
+        load(directory)

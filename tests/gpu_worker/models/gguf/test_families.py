@@ -34,7 +34,6 @@ YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_pos
 LINEAR = {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0}
 NEAR = {"rope_type": "default", "rope_theta": 1e4}
 FAR_AND_NEAR = {"full_attention": YARN, "sliding_attention": NEAR}
-GPT_OSS = {**SMALL, "head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 11}
 MODELS = {  # by a name: the class of the configuration, and its fields
     "gemma3": ("Gemma3Text", {**WIDE, **SEVEN, "sliding_window": 11, "query_pre_attn_scalar": 16}),
     "gemma3-scaled": (
@@ -68,7 +67,11 @@ MODELS = {  # by a name: the class of the configuration, and its fields
     "exaone4-unwindowed": ("Exaone4", {**SMALL, "sliding_window": None, "layer_types": ["full_attention"] * 4}),
     "ernie4_5": TYPES["ernie4_5"],
     "ernie4_5-untied": ("Ernie4_5", {**WIDE, "tie_word_embeddings": False}),
-    "gpt_oss": ("GptOss", GPT_OSS),
+    "gpt_oss": ("GptOss", {**MIXTURES["gpt_oss"][1], "swiglu_limit": 7.0}),
+    "olmoe": MIXTURES["olmoe"],
+    "glm4_moe": MIXTURES["glm4_moe"],
+    "glm4_moe-grouped": MIXTURES["glm4_moe-grouped"],
+    "dots1": ("Dots1", {**MIXTURES["dots1"][1], "sliding_window": None, "layer_types": ["full_attention"] * 4}),
 }
 
 
@@ -82,6 +85,9 @@ class Model:
         for parameter in self.model.parameters():
             noise = torch.randn_like(parameter)
             parameter.data = noise * 0.3 if parameter.dim() > 1 else parameter.data + 0.1 * noise
+        for buffer_name, buffer in self.model.named_buffers():
+            if buffer_name.endswith("e_score_correction_bias"):  # zeros in a new model
+                buffer.add_(0.2 * torch.randn_like(buffer))
         self.model.tie_weights()
         self.model.save_pretrained(self.directory)
 
@@ -108,7 +114,8 @@ def difference(found: torch.Tensor, expected: torch.Tensor) -> float:
 
 def test_every_architecture_has_a_model_here():
     written = {ARCHITECTURES[transformers.AutoConfig.for_model(made_of(name)).model_type] for name in MODELS}
-    assert written - {"llama", "ernie4_5", "qwen2moe", "qwen3moe"} == set(THROUGH_TRANSFORMERS)
+    own = {"llama", "ernie4_5", "qwen2moe", "qwen3moe", "dots1", "glm4moe", "gpt-oss", "olmoe"}
+    assert written - own == set(THROUGH_TRANSFORMERS)
 
 
 def made_of(name: str) -> str:
@@ -137,7 +144,7 @@ def rounded(stored: str, tensor: torch.Tensor, kind: gguf.GGMLQuantizationType) 
 
 
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "F16"])
-@pytest.mark.parametrize("name", ["granitemoe", "gpt_oss"])
+@pytest.mark.parametrize("name", ["granitemoe"])
 def test_matrices_and_experts_may_be_of_any_type(name, kind, made, load, all_logits, tmp_path):
     """Files of the same numbers, quantized and in floats, give the same bits."""
     own = gguf.GGMLQuantizationType[kind]
@@ -148,8 +155,15 @@ def test_matrices_and_experts_may_be_of_any_type(name, kind, made, load, all_log
     assert difference(found, made(name).logits(PROMPT)) > 1e-4
 
 
-@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "F16"])
-@pytest.mark.parametrize("name", ["qwen2_moe", "mixtral"])
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        *((name, kind) for name in ("qwen2_moe", "mixtral", "glm4_moe") for kind in ("Q8_0", "Q4_0", "F16")),
+        ("gpt_oss", "Q8_0"),
+        ("gpt_oss", "MXFP4"),
+        ("olmoe", "MXFP4"),
+    ],
+)
 def test_experts_are_multiplied_on_the_bits_of_the_file(name, kind, made, load, all_logits, tmp_path):
     """Beside a file of floats with the same numbers. What is rounded then are inputs, and only by `auto`."""
     own = gguf.GGMLQuantizationType[kind]
@@ -298,6 +312,10 @@ def test_starcoder2_runs_as_far_as_its_window_which_no_file_names(made, load, tm
         ("olmo2", {"expert_count": 4}, "has 4 experts, which are read of llama"),
         ("olmo3", {"attention.sliding_window_pattern": [True]}, "sliding_window_pattern is"),
         ("olmo2", {"block_count": 900}, "900 layers in"),
+        ("glm4_moe", {"expert_gating_func": 1}, "expert_gating_func is not that of a sigmoid"),
+        ("glm4_moe", {"expert_shared_count": 3}, "the 3 experts that all tokens ask have 32 rows together"),
+        ("olmoe", {"attention.clamp_kqv": 1.0}, r"does not know, .*: olmoe\.attention\.clamp_kqv"),
+        ("gpt_oss", {"expert_gating_func": 1}, r"does not know, .*: gpt-oss\.expert_gating_func"),
     ],
 )  # fmt: skip
 def test_a_setting_that_is_not_understood_is_refused_by_name(name, more, message, made, load, tmp_path):
@@ -311,6 +329,8 @@ def test_a_setting_that_is_not_understood_is_refused_by_name(name, more, message
     [
         ("qwen3_moe", "blk.1.ffn_up_exps.weight", r"no tensor 'blk\.1\.ffn_up_exps\.weight'"),
         ("gpt_oss", "blk.2.attn_sinks.weight", r"no tensor 'blk\.2\.attn_sinks\.weight'"),
+        ("gpt_oss", "blk.1.ffn_up_exps.bias", r"no tensor 'blk\.1\.ffn_up_exps\.bias'"),
+        ("glm4_moe", "blk.2.exp_probs_b.bias", r"no tensor 'blk\.2\.exp_probs_b\.bias'"),
         ("granite", "blk.3.attn_k.weight", r"lacks: model\.layers\.3\.self_attn\.k_proj\.weight"),
         ("glm4", "blk.0.post_ffw_norm.weight", r"lacks: model\.layers\.0\.post_mlp_layernorm\.weight"),
         ("stablelm-parallel", "blk.2.attn_q_norm.weight", r"no tensor 'blk\.2\.attn_q_norm\.weight'"),

@@ -6,7 +6,7 @@ import shutil
 import pytest
 import torch
 import transformers
-from transformers_types import MIXED, SMALL, TOWER, TYPES, WIDE
+from transformers_types import MIXED, MIXTURES, SMALL, TOWER, TYPES, WIDE
 
 from gpu_worker import LLM, SamplingParams
 from gpu_worker.models import model_kind
@@ -24,7 +24,7 @@ LONG_ROPE = {
 }
 
 
-IN_ARCHITECTURES = {"opt", "gemma2", "gemma3_text", "gpt_neox", "phi", "gpt_oss"}  # tested in test_architectures.py
+IN_ARCHITECTURES = {"opt", "gemma2", "gemma3_text", "gpt_neox", "phi"}  # tested in test_architectures.py
 
 
 def test_every_type_that_runs_through_transformers_has_a_tiny_model():
@@ -68,7 +68,7 @@ def test_longrope_runs_up_to_the_original_context(tiny, load, greedy, monkeypatc
 )
 def test_a_window_that_attention_is_not_told_of_is_refused(kind, fields, reason, tiny, load, monkeypatch):
     """The window is longer than the prompt of `verify`, so that no difference would be seen."""
-    monkeypatch.setitem(TYPES, f"{kind}-untold", (kind, {**TYPES["olmoe"][1], **fields}))
+    monkeypatch.setitem(TYPES, f"{kind}-untold", (kind, {**MIXTURES["olmoe"][1], **fields}))
     with pytest.raises(BadModel, match=reason):
         load(tiny(f"{kind}-untold").directory)
 
@@ -87,7 +87,7 @@ UNKNOWN = [
     ("Doge", SMALL, "layer 0 has a mask of its own, which pages do not know"),
     ("DiffLlama", SMALL, "layer 0 attends more than once for a token"),
     ("HrmText", {**NO_CACHE, "prefix_lm": False}, "layer 0 attends more than once for a token"),
-    ("MiMoV2Flash", TYPES["glm4_moe"][1], "layer 0 has keys of shape .* and values of"),
+    ("MiMoV2Flash", MIXTURES["glm4_moe"][1], "layer 0 has keys of shape .* and values of"),
     ("CpmAnt", {"vocab_size": 128, "hidden_size": 32, "num_hidden_layers": 1, "dim_ff": 32}, "takes no positions"),
     (
         "XLM",
