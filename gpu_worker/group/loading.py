@@ -5,8 +5,9 @@ import os
 from typing import Any
 
 from gpu_worker.group.group_runner import GroupRunner
-from gpu_worker.group.rank_processes import RankFailed, RankProcesses
+from gpu_worker.group.rank_process import RankProcess
 from gpu_worker.group.rank_task import RankTask, RankWord
+from gpu_worker.group.rank_watch import RankFailed, RankWatch
 from gpu_worker.group.shared_memory import SharedMemory
 from gpu_worker.ops import native
 from gpu_worker.running.loading import load_runner
@@ -19,8 +20,8 @@ log = logging.getLogger(__name__)
 LEFT_TO_FRONT = ("swap_bytes", "generation_config", "name", "adapter_bytes")  # options that ranks have no use for
 
 
-def load_group(model: str, *, ranks: int, patience_s: float, **options: Any) -> GroupRunner:
-    """A runner whose steps `ranks` processes of this host compute together: this one is rank 0.
+def load_group(model: str, *, ranks: int, patience_s: float, stages: int = 1, **options: Any) -> GroupRunner:
+    """A runner whose steps `stages` times `ranks` processes of this host compute together: this one is rank 0.
 
     `options` are those of `load_runner`; `threads` are those of each rank. A rank that does not come for `patience_s`
     within a step ends the group. Raises what `load_runner` raises, and RankFailed if another rank cannot start.
@@ -46,7 +47,8 @@ def load_group(model: str, *, ranks: int, patience_s: float, **options: Any) -> 
         tasks = [
             RankTask(
                 rank=rank,
-                size=ranks,
+                size=stages * ranks,
+                stages=stages,
                 team=team.descriptor,
                 arena=arena.descriptor,
                 tokens=options["max_batch_tokens"],
@@ -54,18 +56,18 @@ def load_group(model: str, *, ranks: int, patience_s: float, **options: Any) -> 
                 patience_s=patience_s,
                 options=of_ranks,
             )
-            for rank in range(ranks)
+            for rank in range(stages * ranks)
         ]
-        processes = RankProcesses(tasks[1:], break_off)
+        watch = RankWatch([RankProcess(task) for task in tasks[1:]], patience_s, break_off)
         try:
             runner = load_runner(model, place=tasks[0].place(), **options)
-            teams.append(extension.Team(team.map(team.num_bytes), 0, ranks, patience_s))
-            _expect_equal(runner.info, processes.wait_until_ready())
+            teams.append(tasks[0].place().team())
+            _expect_equal(runner.info, watch.wait_until_ready())
         except BaseException:
-            processes.close()
+            watch.close()
             raise
-    log.info("a group of %d ranks; pids %s", ranks, [os.getpid(), *processes.pids])
-    return GroupRunner(runner, processes, teams[0])
+    log.info("a group of %d ranks; pids %s", len(tasks), [os.getpid(), *watch.pids])
+    return GroupRunner(runner, watch, teams[0])
 
 
 def _expect_equal(info: RunnerInfo, words: list[RankWord]) -> None:

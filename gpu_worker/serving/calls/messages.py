@@ -1,5 +1,6 @@
 """From plain values to the messages that only a worker sends. What routers send too is in octavo.wire."""
 
+from collections.abc import Sequence
 from dataclasses import asdict
 
 from gpu_worker.blocks.prefix_cache import STORED
@@ -9,6 +10,7 @@ from gpu_worker.journal.step_subscription import StepMessage
 from gpu_worker.migration.source.migration_progress import MigrationOutcome, MigrationProgress
 from gpu_worker.scheduling.state.step import SwapOperation
 from gpu_worker.scheduling.state.workload import Workload
+from gpu_worker.steps.rank_state import RankState
 from octavo.internal.v1 import worker_pb2
 from octavo.model_files.lora_support import LoraSupport
 from octavo.request.ids import Incarnation
@@ -37,6 +39,7 @@ def hello_to_wire(
     max_batch_tokens: int,
     role: WorkerRole,
     support: LoraSupport,
+    ranks: Sequence[RankState] = (),
 ) -> worker_pb2.HelloResponse:
     info = workload.info
     return worker_pb2.HelloResponse(
@@ -63,6 +66,7 @@ def hello_to_wire(
         numerics=info.numerics,
         pooling=model_pooling_to_wire(info.pooling),
         lora_support=support_to_wire(support),
+        ranks=[admin_pb2.WorkerRank(rank=each.rank, host=each.host, pid=each.pid) for each in ranks],
     )
 
 

@@ -93,6 +93,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         return hello_to_wire(
             *(self.worker_id, self._incarnation, worker.workload, worker.budget.tokens, self._role),
             worker.lora_support,
+            worker.watch.ranks(),
         )
 
     async def Schedule(self, request: worker_pb2.ScheduleRequest, context: "Context") -> worker_pb2.ScheduleResponse:

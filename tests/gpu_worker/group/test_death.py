@@ -13,8 +13,9 @@ from guard.processes import descendants
 from gpu_worker import LLM, SamplingParams
 from gpu_worker.group.group_runner import GroupRunner
 from gpu_worker.group.loading import load_group
-from gpu_worker.group.rank_processes import RankFailed, RankProcesses
+from gpu_worker.group.rank_process import RankProcess
 from gpu_worker.group.rank_task import RankTask
+from gpu_worker.group.rank_watch import RankFailed, RankWatch
 from gpu_worker.group.shared_memory import SharedMemory
 
 from .conftest import SIZES
@@ -34,7 +35,7 @@ def seconds_until(fails: Callable[[], None], most_s: float = 20.0) -> float:
 
 
 @pytest.mark.parametrize("idle", [True, False])
-@pytest.mark.parametrize(("signal_", "says"), [(signal.SIGKILL, "killed by signal 9"), (signal.SIGSTOP, "rank 2 has")])
+@pytest.mark.parametrize(("signal_", "says"), [(signal.SIGKILL, "killed by signal 9"), (signal.SIGSTOP, r"rank 2 (\(pid \d+\) )?has")])
 def test_a_rank_that_is_lost_ends_the_group(
     group: Callable[..., GroupRunner], folder: Path, signal_: signal.Signals, says: str, idle: bool
 ) -> None:
@@ -69,10 +70,10 @@ def test_a_rank_that_cannot_start_is_named_with_its_reason(folder: Path) -> None
             options={"model": str(folder / "nowhere"), "block_size": 16},
         )
         losses: list[int] = []
-        processes = RankProcesses([task], lambda: losses.append(1))
-        with pytest.raises(RankFailed, match=r"^rank 3 \(pid \d+\): NotFound: .*nowhere"):
-            processes.wait_until_ready()
-        processes.close()
+        watch = RankWatch([RankProcess(task)], task.patience_s, lambda: losses.append(1))
+        with pytest.raises(RankFailed, match=r"^rank 3 \(pid \d+\): .*nowhere"):
+            watch.wait_until_ready()
+        watch.close()
     assert losses == [1]
 
 
