@@ -3,8 +3,10 @@
 It lives as long as the front does, and ends its ranks when that has ended or says nothing.
 """
 
+import asyncio
 import json
 import logging
+import os
 import selectors
 import socket
 import threading
@@ -21,10 +23,38 @@ from gpu_worker.group.rank_watch import LEAST_SILENCE_S
 from gpu_worker.group.shared_memory import SharedMemory
 from gpu_worker.running.sizing import cpu_block_bytes
 from octavo.net.security.listener_tls import ListenerTls
+from octavo.net.security.protection import tls_of
+from octavo.process.loop import StopRequest
 from octavo.process.machine import available_bytes
+from octavo.settings.worker import WorkerSettings
 
 log = logging.getLogger(__name__)
 FRONT = 0
+GONE_STATUS = 1
+
+
+async def follow(settings: WorkerSettings, stop: StopRequest) -> int:
+    """Runs the ranks of this host until the front has ended. Returns the process's exit status.
+
+    SIGTERM has the front drain; this host stays until that has ended. SIGINT, or a second SIGTERM, ends it at once.
+    """
+    follower = Follower(HostPlace.of(os.environ), tls_of(settings))
+    running = asyncio.create_task(asyncio.to_thread(follower.run))
+    for asked, what in ((stop.asked, follower.ask_to_leave), (stop.urgent, follower.end)):
+        asking = asyncio.create_task(asked.wait())
+        await asyncio.wait({running, asking}, return_when=asyncio.FIRST_COMPLETED)
+        asking.cancel()
+        if running.done():
+            break
+        if not what():  # there is no front yet: nothing to wait for, and the thread cannot be interrupted
+            log.info("asked to end while starting")
+            os._exit(0)
+    try:
+        log.info("%s: this host of the group ends", await running)
+    except OSError as error:
+        log.error("cannot start: %s", error)
+        return GONE_STATUS
+    return 0 if stop.asked.is_set() else GONE_STATUS
 
 
 class Follower:
@@ -35,7 +65,6 @@ class Follower:
         self._tls = tls
         self._front: socket.socket | None = None
         self._turn = threading.Lock()
-        self._ending = False
 
     def run(self) -> str:
         """Why it has ended. Raises OSError if the hosts do not meet."""
@@ -52,17 +81,18 @@ class Follower:
             tasks = [first, *(replace(first, rank=task.rank + i, links=()) for i in range(1, count))]
             return self._serve(tasks, streams)
 
-    def ask_to_leave(self) -> None:
-        """Asks the front to drain. From any thread."""
-        with self._turn:
-            if self._front is not None:
-                self._front.sendall(LEAVE)
+    def ask_to_leave(self) -> bool:
+        """Asks the front to drain, if there is one. From any thread."""
+        if self._front is None:
+            return False
+        self._write(LEAVE)
+        return True
 
-    def end(self) -> None:
+    def end(self) -> bool:
         """Ends the ranks, and `run`, at once. From any thread."""
-        self._ending = True
         if self._front is not None:
             self._front.shutdown(socket.SHUT_RDWR)
+        return self._front is not None
 
     def _serve(self, tasks: Sequence[RankTask], streams: HostStreams) -> str:
         ranks = [RankProcess(task) for task in tasks]

@@ -5,6 +5,8 @@ import socket
 from collections.abc import Sequence
 from typing import Any
 
+from gpu_worker.group.host_streams import HostStreams
+from gpu_worker.group.mirrored_blocks import MirroredBlocks
 from gpu_worker.group.rank_task import RankUsage
 from gpu_worker.group.rank_watch import RankFailed, RankWatch
 from gpu_worker.running.model_runner import ModelRunner
@@ -18,11 +20,18 @@ class GroupRunner:
 
     adapters: AdapterMemory | None = None
 
-    def __init__(self, runner: ModelRunner, watch: RankWatch, team: Any) -> None:
-        """`team` is the extension's, and is asked for its trouble alone."""
+    def __init__(
+        self, runner: ModelRunner, watch: RankWatch, team: Any, streams: HostStreams | None = None
+    ) -> None:
+        """`team` is the extension's, and is asked for its trouble alone. `streams` lead to other hosts."""
         self._runner = runner
         self._watch = watch
         self._team = team
+        self._streams = streams
+        self._mirrored: MirroredBlocks | None = None
+        if streams is not None:
+            self._mirrored = MirroredBlocks(runner.block_memory)
+            runner.on_moved = self._mirror
 
     @property
     def info(self) -> RunnerInfo:
@@ -30,7 +39,7 @@ class GroupRunner:
 
     @property
     def block_memory(self) -> BlockMemory:
-        return self._runner.block_memory
+        return self._mirrored or self._runner.block_memory
 
     @property
     def rank_pids(self) -> list[int]:
@@ -62,3 +71,9 @@ class GroupRunner:
     def close(self) -> None:
         self._watch.close()
         self._runner.close()
+        if self._streams is not None:
+            self._streams.close()
+
+    def _mirror(self, step: StepInput) -> None:
+        assert self._mirrored is not None
+        self._runner.mirror(self._mirrored.take_written(step))

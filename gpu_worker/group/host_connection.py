@@ -17,7 +17,7 @@ class HostConnection:
 
     def __init__(self, host: int, ranks: Sequence[int], stream: socket.socket) -> None:
         self.ranks = ranks
-        self._host = host
+        self.host = host
         self._stream = stream
         self._first = stream.makefile("rb", buffering=0)
 
@@ -25,7 +25,7 @@ class HostConnection:
         """What the host says of itself, first of all. Raises OSError if it does not."""
         line = self._first.readline()
         if not line.endswith(b"\n"):
-            raise OSError(f"host {self._host} has left before it said what it has")
+            raise OSError(f"host {self.host} has left before it said what it has")
         hello: Mapping[str, Any] = json.loads(line)
         return hello
 
@@ -57,7 +57,7 @@ class HostConnection:
             pass
 
     def ending(self) -> str:
-        return f"the connection to host {self._host} has ended"
+        return f"the connection to host {self.host} has ended"
 
     def kill(self) -> None:
         """The host ends its ranks when it sees the end of the stream."""
