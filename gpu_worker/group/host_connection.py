@@ -15,6 +15,8 @@ LEAVE = b'{"leave": true}\n'  # of a host that is asked to end: the worker is to
 class HostConnection:
     """A WordSource of several ranks."""
 
+    _leaves = False  # whether some host has asked the worker to leave
+
     def __init__(self, host: int, ranks: Sequence[int], stream: socket.socket) -> None:
         self.ranks = ranks
         self.host = host
@@ -44,10 +46,11 @@ class HostConnection:
             data = self._stream.recv(1 << 16)
         except OSError:
             return b""
-        if LEAVE in data:  # it comes alone: a host says nothing else in one write
-            os.kill(os.getpid(), signal.SIGTERM)
-            data = data.replace(LEAVE, b"")
-            return data or b"\n"
+        if LEAVE in data:  # short, and sent at once: it comes whole
+            if not HostConnection._leaves:  # a second SIGTERM would not let it drain
+                HostConnection._leaves = True
+                os.kill(os.getpid(), signal.SIGTERM)
+            return data.replace(LEAVE, b"") or b"\n"
         return data
 
     def beat(self) -> None:

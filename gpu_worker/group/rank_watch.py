@@ -161,7 +161,7 @@ class RankWatch:
         if word.line:
             log.log(word.level, "rank %d: %s", word.rank, word.line)
         elif word.failure:
-            rank.failure = word.failure
+            rank.failure = rank.failure or word.failure
         elif word.usage is not None:
             rank.usage = RankUsage(**word.usage)  # type: ignore[arg-type]
         else:

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from guard.processes import descendants
+from live.process import wait_until
 
 from gpu_worker import LLM, SamplingParams
 from gpu_worker.group.group_runner import GroupRunner
@@ -81,3 +83,23 @@ def test_a_front_that_cannot_start_leaves_no_rank(folder: Path) -> None:
     with pytest.raises(ValueError, match="kv_cache_bytes"):
         load_group(str(folder), ranks=2, patience_s=1.0, **{**SIZES, "kv_cache_bytes": 1})
     assert not [pid for pid in descendants(os.getpid()) if "group.rank" in Path(f"/proc/{pid}/cmdline").read_text()]
+
+
+def test_a_rank_says_that_it_lives_and_what_it_uses(group: Callable[..., GroupRunner], folder: Path) -> None:
+    runner = group(2, patience_s=2.0)
+    LLM(str(folder), runner=runner).generate("a", SamplingParams(max_tokens=50, ignore_eos=True), use_tqdm=False)
+    wait_until(lambda: bool(runner.rank_states[1].memory_bytes), 10, "it says nothing")
+    states = runner.rank_states
+    assert [(state.rank, state.pid) for state in states] == [(0, os.getpid()), (1, runner.rank_pids[0])]
+    assert all(state.host == socket.gethostname() for state in states)
+    assert all(state.memory_bytes > 1 << 20 and state.cpu_s > 0 for state in states)
+    assert max(state.waited_s for state in states) > 0
+
+
+def test_a_rank_that_is_stopped_while_idle_ends_the_group(group: Callable[..., GroupRunner]) -> None:
+    runner = group(2, patience_s=1.0)
+    runner.check_device()
+    os.kill(runner.rank_pids[0], signal.SIGSTOP)
+    assert seconds_until(runner.check_device) < 5
+    with pytest.raises(RankFailed, match=r"^rank 1 \(pid \d+\) has said nothing for 1 s$"):
+        runner.check_device()
