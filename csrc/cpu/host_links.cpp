@@ -35,7 +35,10 @@ HostLinks::HostLinks(Team& team, std::vector<int> fds, int host)
     : team_(team), fds_(std::move(fds)), host_(host), out_(fds_.size()), in_(fds_.size()) {
     require(fds_.size() >= 2 && fds_.size() <= kMostHosts, "fds", "are not those of several hosts");
     require(host >= 0 && host < size(), "host", "is not one of the hosts");
-    require(fds_[static_cast<std::size_t>(host)] < 0, "fds", "have a stream to this host itself");
+    for (int other = 0; other < size(); ++other) {
+        require((other == host) == (fds_[static_cast<std::size_t>(other)] < 0), "fds",
+                "are not one for each other host");
+    }
 }
 
 bool HostLinks::refuse(int host) {

@@ -116,6 +116,7 @@ REFUSED = {
     "inferencePool.enabled": "without TLS",
     "model.download.hub": "give hub, or a command",
     "security.certManager.enabled": "there is no certificate of the role",
+    "worker.group.size": "do not go together",
     "security.insecure": "backendTls needs routers with TLS",
 }
 

@@ -34,7 +34,7 @@ class HostLinks {
   public:
     static constexpr int kMostHosts = 64;
 
-    // fds: sockets of streams, by host; -1 for this one, and for all in ranks that do not send. They are not closed here.
+    // fds: sockets of streams, by host; -1 for this one. They are not closed here.
     HostLinks(Team& team, std::vector<int> fds, int host);
 
     int host() const { return host_; }

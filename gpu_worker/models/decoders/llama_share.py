@@ -163,7 +163,8 @@ class LlamaShare:
             "layers": tuple(self.layers),
         }
         if place.hosts > 1:
-            links = list(place.links) or [-1] * place.hosts
+            unused = [-1 if host == place.host else 0 for host in range(place.hosts)]  # other ranks send nothing
+            links = list(place.links) or unused
             argument |= {"links": extension.HostLinks(team, links, place.host), **self._spans_of_hosts(place, config)}
         return argument
 
