@@ -20,9 +20,7 @@ class GroupRunner:
 
     adapters: AdapterMemory | None = None
 
-    def __init__(
-        self, runner: ModelRunner, watch: RankWatch, team: Any, streams: HostStreams | None = None
-    ) -> None:
+    def __init__(self, runner: ModelRunner, watch: RankWatch, team: Any, streams: HostStreams | None = None) -> None:
         """`team` is the extension's, and is asked for its trouble alone. `streams` lead to other hosts."""
         self._runner = runner
         self._watch = watch

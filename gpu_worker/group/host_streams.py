@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Self
 
-from gpu_worker.migration.blocks.tls_socket import TlsSocket, shake_hands
 from octavo.net.security.listener_tls import ListenerTls
+from octavo.net.security.tls_socket import TlsSocket, shake_hands
 from octavo.request.errors import InvalidArgument
 
 log = logging.getLogger(__name__)
@@ -96,9 +96,7 @@ def _rendezvous(place: HostPlace) -> Any:
 
     life = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     try:
-        found, _, _ = next(
-            rendezvous("env://", place.host, place.hosts, timeout=timedelta(seconds=MEETING_S))
-        )
+        found, _, _ = next(rendezvous("env://", place.host, place.hosts, timeout=timedelta(seconds=MEETING_S)))
     except RuntimeError as error:  # torch has a class of its own for each reason
         raise OSError(f"the hosts of the group do not meet at MASTER_ADDR: {error}") from error
     return PrefixStore(f"octavo/{life}", found)

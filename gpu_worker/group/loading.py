@@ -90,7 +90,9 @@ def _refuse(ranks: int, stages: int, hosts: int, device: str) -> None:
     if hosts > 1 and stages > 1:
         raise InvalidArgument("pipeline_parallel", f"stages run on one host alone, not on {hosts}: leave it out")
     if ranks * stages % hosts or ranks * stages < hosts:
-        raise InvalidArgument("tensor_parallel", f"{ranks} ranks are not equally many on {hosts} hosts: give a multiple")
+        raise InvalidArgument(
+            "tensor_parallel", f"{ranks} ranks are not equally many on {hosts} hosts: give a multiple"
+        )
 
 
 def _connections(streams: HostStreams | None, ranks_of_host: int) -> Sequence[HostConnection]:

@@ -2,9 +2,9 @@
 
     python tests/bench/group_kills.py [phase...]
 
-Prints a row for each phase and victim: streams with other tokens than undisturbed ones (wrong), streams that did not end
-(lost), processes and files that stay (left behind), and how long the group's processes took to be gone. A stopped rank
-is waited for a lease (2 s here). All but the last are to be 0. Each row takes a start of a worker.
+Prints a row for each phase and victim: streams with other tokens than undisturbed ones (wrong), streams that did not
+end (lost), processes and files that stay (left behind), and how long the group's processes took to be gone. A stopped
+rank is waited for a lease (2 s here). All but the last are to be 0. Each row takes a start of a worker.
 """
 
 import asyncio
@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -40,7 +41,9 @@ def params(number: int) -> SamplingParams:
 
 def start(client, first: int = 0) -> list[Reader]:
     return [
-        Reader(client.generate(prompt, params(number), request_id=MOVED + str(time.time()) if number == first else None))
+        Reader(
+            client.generate(prompt, params(number), request_id=MOVED + str(time.time()) if number == first else None)
+        )
         for number, prompt in enumerate(PROMPTS)
     ]
 
@@ -63,7 +66,7 @@ async def reach(phase: str, cluster: Cluster, readers: list[Reader]) -> None:
         await until(lambda: cluster.load("w0").num_swapped > 0, "nothing is swapped")
     if phase in ("moving away", "coming"):
         target = "w1" if phase == "moving away" else "w0"
-        asyncio.create_task(asyncio.to_thread(move_one, cluster, target))
+        threading.Thread(target=move_one, args=(cluster, target), daemon=True).start()
         await asyncio.sleep(0.3)
 
 
@@ -94,7 +97,7 @@ async def one(cluster: Cluster, phase: str, victim: str, expected: list[list[int
         pid, number = group[0] if victim == "front" else group[1], signal.SIGKILL
         os.kill(pid, signal.SIGSTOP if victim == "stopped rank" else number)
         began = time.monotonic()
-        while any(map(exists, group)) and time.monotonic() - began < 15:
+        while any(map(exists, group)) and time.monotonic() - began < 15:  # noqa: ASYNC110  processes set no event
             await asyncio.sleep(0.02)
         gone_s, left = time.monotonic() - began, sum(map(exists, group)) + len(set(os.listdir("/dev/shm")) - shared)
         done, lost = await asyncio.wait([reader.task for reader in readers], timeout=180)
@@ -125,9 +128,7 @@ def main() -> None:
         options = ("--model", str(model), "--threads", "1", "--move-mbytes-per-s", "1")
         memory = ("--kv-cache-bytes", "6MiB", "--swap-bytes", "32MiB", "--preemption", "swap")
         ranks = (("--tensor-parallel", "2", *memory), ("--kv-cache-bytes", "32MiB", "--swap-bytes", "0"))
-        shape = Shape(
-            routers=1, workers=2, runner="model", start_s=300.0, worker_args=options, each_worker=ranks
-        )
+        shape = Shape(routers=1, workers=2, runner="model", start_s=300.0, worker_args=options, each_worker=ranks)
         with running(Path(folder) / "cluster", shape) as cluster:
             asyncio.run(table(cluster, sys.argv[1:] or list(PHASES)))
 

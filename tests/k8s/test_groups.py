@@ -88,7 +88,11 @@ def test_hosts_of_a_group_may_call_each_other(objects, follower):
 
 def test_groups_scale_as_a_whole(objects):
     (scaled,) = of_kind(objects, "ScaledObject").values()
-    target = {"apiVersion": "leaderworkerset.x-k8s.io/v1", "kind": "LeaderWorkerSet", "name": "trial-octavo-worker-large"}
+    target = {
+        "apiVersion": "leaderworkerset.x-k8s.io/v1",
+        "kind": "LeaderWorkerSet",
+        "name": "trial-octavo-worker-large",
+    }
     assert scaled["spec"]["scaleTargetRef"] == target
 
 

@@ -103,7 +103,9 @@ class LlamaShare:
             layers=ShareSpan.of(config.num_layers, stage, place.stages),
         )
         if not share.layers.num:
-            raise InvalidArgument("pipeline_parallel", f"this model has {config.num_layers} layers: give no more stages")
+            raise InvalidArgument(
+                "pipeline_parallel", f"this model has {config.num_layers} layers: give no more stages"
+            )
         if not all(span.num for span in (share.hidden, share.inner, share.vocab)):
             raise InvalidArgument("tensor_parallel", f"this model is too small for {place.size} ranks: give fewer")
         return share

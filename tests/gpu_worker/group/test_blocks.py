@@ -53,4 +53,6 @@ def test_blocks_come_and_go_between_a_group_and_one_process(
     group: Callable[..., GroupRunner], folder: Path, ranks: int, stages: int
 ) -> None:
     options = {"dtype": "float32", "swap_bytes": 0}
-    check_blocks_travel(load_runner(str(folder), **{**SIZES, **options}), group(ranks, stages=stages, **options), folder)
+    check_blocks_travel(
+        load_runner(str(folder), **{**SIZES, **options}), group(ranks, stages=stages, **options), folder
+    )

@@ -37,7 +37,9 @@ def seconds_until(fails: Callable[[], None], most_s: float = 20.0) -> float:
 
 
 @pytest.mark.parametrize("idle", [True, False])
-@pytest.mark.parametrize(("signal_", "says"), [(signal.SIGKILL, "killed by signal 9"), (signal.SIGSTOP, r"rank 2 (\(pid \d+\) )?has")])
+@pytest.mark.parametrize(
+    ("signal_", "says"), [(signal.SIGKILL, "killed by signal 9"), (signal.SIGSTOP, r"rank 2 (\(pid \d+\) )?has")]
+)
 def test_a_rank_that_is_lost_ends_the_group(
     group: Callable[..., GroupRunner], folder: Path, signal_: signal.Signals, says: str, idle: bool
 ) -> None:
