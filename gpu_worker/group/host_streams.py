@@ -112,16 +112,16 @@ def _address_towards(host: str, port: int) -> str:
 
 def _accept(listener: socket.socket, streams: HostStreams, tls: ListenerTls | None, secret: str) -> None:
     """Takes one call. One of a stranger is closed and forgotten."""
-    call, caller = listener.accept()
+    stream, caller = listener.accept()
     try:
-        stream = _opened(call, tls, "")
+        stream = _opened(stream, tls, "")
         greeting = json.loads(_read_line(stream))
         if not secrets.compare_digest(greeting["secret"], secret) or greeting["host"] not in range(streams.place.hosts):
             raise ValueError("it does not know the secret")
         {WORDS: streams.words, COLUMNS: streams.columns}[greeting["kind"]][greeting["host"]] = stream
     except (OSError, ValueError, KeyError, TypeError) as error:
         log.warning("%s called, and is none of the group: %s", caller[0], error)
-        call.close()
+        stream.close()
 
 
 def _read_line(stream: socket.socket) -> str:
@@ -149,6 +149,7 @@ def _opened(call: socket.socket, tls: ListenerTls | None, greeting: str) -> sock
 def _pumped(connection: TlsSocket) -> socket.socket:
     """A plain stream whose bytes go through a connection in TLS: two threads carry them."""
     near, far = socket.socketpair()
+    going = threading.Barrier(2, action=lambda: (connection.close(), far.close()))  # both have seen the end
 
     def outwards() -> None:
         try:
@@ -162,6 +163,7 @@ def _pumped(connection: TlsSocket) -> socket.socket:
         except (OSError, ValueError):
             pass
         _end(connection, far)
+        going.wait()
 
     def inwards() -> None:
         room = memoryview(bytearray(1 << 18))
@@ -177,6 +179,7 @@ def _pumped(connection: TlsSocket) -> socket.socket:
         except (OSError, ValueError):
             pass
         _end(connection, far)
+        going.wait()
 
     for work in (outwards, inwards):
         threading.Thread(target=work, name="group tls", daemon=True).start()

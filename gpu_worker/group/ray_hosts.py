@@ -19,16 +19,13 @@ _kept: list[Any] = []  # Ray ends an actor when nobody refers to it
 
 
 class _Host:
-    """An actor: it lives as long as the front, and its program as long as it."""
+    """An actor: it lives as long as the front, and its program as long as the thread that runs it."""
 
-    def start(self, variables: Mapping[str, str]) -> None:
-        self.process = subprocess.Popen(
-            launched([sys.executable, "-m", "gpu_worker", "--launcher", "torchrun"]),
-            stdin=subprocess.PIPE,
-        )
-        assert self.process.stdin is not None
-        with self.process.stdin as told:
-            told.write("".join(f"{name}={value}\n" for name, value in variables.items()).encode())
+    def run(self, variables: Mapping[str, str]) -> int:
+        """The exit status of the program."""
+        told = "".join(f"{name}={value}\n" for name, value in variables.items())
+        program = launched([sys.executable, "-m", "gpu_worker", "--launcher", "torchrun"])
+        return subprocess.run(program, input=told.encode(), check=False).returncode
 
 
 def start_hosts(hosts: int, variables: Mapping[str, str]) -> dict[str, str]:
@@ -56,10 +53,9 @@ def start_hosts(hosts: int, variables: Mapping[str, str]) -> dict[str, str]:
     with socket.create_server((address, 0)) as probe:
         port = probe.getsockname()[1]
     meeting = {"MASTER_ADDR": address, "MASTER_PORT": str(port), "WORLD_SIZE": str(hosts)}
-    actor = ray.remote(num_cpus=1)(_Host)
+    actor = ray.remote(num_cpus=1)(_Host)  # from here on nothing waits for an actor: the rendezvous does
     for host in range(1, hosts):
         strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=host - 1)
         started = actor.options(scheduling_strategy=strategy).remote()
-        ray.get(started.start.remote({**variables, **meeting, "RANK": str(host)}))
-        _kept.append(started)
+        _kept.append((started, started.run.remote({**variables, **meeting, "RANK": str(host)})))
     return {**meeting, "RANK": "0"}

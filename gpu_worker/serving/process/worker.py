@@ -165,7 +165,7 @@ class Worker:
             min(IDLE_ROUND_S, settings.lease_ms / 4000),
         )
         lease_s = settings.lease_ms / 1000
-        self.monitor = ProgressMonitor(self.engine, self.lease, listener.health, lease_s, self.watch.ranks)
+        self.monitor = ProgressMonitor(self.engine, self.lease, listener.health, lease_s, lambda: self.watch.ranks())
         releaser, outgrown = (
             SequenceReleaser(store, port, self.workload, budget, self.publisher, self.journal_writer) for _ in range(2)
         )

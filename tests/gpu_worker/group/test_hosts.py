@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from certificates import Certificates
-from guard.processes import descendants, exists
+from guard.processes import descendants, exists, lasting
 from live.network_hosts import network_hosts, run, why_none
 from live.process import Process, wait_until
 
@@ -66,7 +66,7 @@ def other_host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OtherHost]:
     if why_none():
         yield OtherHost(directory, "127.0.0.2", lambda words: words)
         return
-    with network_hosts(directory) as hosts:
+    with network_hosts(directory) as hosts, lasting(lambda: [host.pid for host in hosts.hosts]):
         prefix = os.getpid() % 250 + 1
         first = hosts.hosts[0]
         yield OtherHost(directory, f"10.213.{prefix}.101", lambda w: first.command(w), f"oct{prefix}h0")

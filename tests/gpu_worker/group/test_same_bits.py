@@ -25,7 +25,8 @@ PARAMS = [
 
 def outputs(runner: Runner, folder: Path) -> list[Any]:
     """Tokens and log probabilities of many prompts that share too few blocks."""
-    llm = LLM(str(folder), runner=runner)
+    sizes = {name: SIZES[name] for name in ("max_batch_tokens", "max_batch_sequences")}
+    llm = LLM(str(folder), runner=runner, **sizes)
     params = [PARAMS[number % len(PARAMS)] for number in range(len(PROMPTS))]
     return [
         (each.prompt_logprobs, [(output.token_ids, output.logprobs) for output in each.outputs])
