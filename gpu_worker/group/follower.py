@@ -71,7 +71,8 @@ class Follower:
         streams = meet_hosts(self._place, self._tls)
         self._front = streams.words[FRONT]
         self._say({"block_bytes": cpu_block_bytes(available_bytes())})
-        line = self._front.makefile("rb", buffering=0).readline()
+        with self._front.makefile("rb", buffering=0) as words:
+            line = words.readline()
         if not line.endswith(b"\n"):
             return "the front has ended before it said what to do"
         task = RankTask.from_json(line.decode())

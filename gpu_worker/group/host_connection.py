@@ -21,11 +21,11 @@ class HostConnection:
         self.ranks = ranks
         self.host = host
         self._stream = stream
-        self._first = stream.makefile("rb", buffering=0)
 
     def hear_hello(self) -> Mapping[str, Any]:
         """What the host says of itself, first of all. Raises OSError if it does not."""
-        line = self._first.readline()
+        with self._stream.makefile("rb", buffering=0) as words:
+            line = words.readline()
         if not line.endswith(b"\n"):
             raise OSError(f"host {self.host} has left before it said what it has")
         hello: Mapping[str, Any] = json.loads(line)

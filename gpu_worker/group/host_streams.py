@@ -92,7 +92,8 @@ def meet_hosts(place: HostPlace, tls: ListenerTls | None) -> HostStreams:
 
 def _rendezvous(place: HostPlace) -> Any:
     """The store of torch's rendezvous, which the launcher or the first host has at MASTER_ADDR."""
-    from torch.distributed import PrefixStore, rendezvous
+    from torch.distributed.distributed_c10d import PrefixStore
+    from torch.distributed.rendezvous import rendezvous
 
     life = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     try:

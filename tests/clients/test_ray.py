@@ -28,7 +28,12 @@ def packages() -> Path:
 @pytest.mark.timeout(1200)
 def test_an_actor_is_a_host_of_the_group(packages: Path, tmp_path: Path) -> None:
     model = folder_llama(tmp_path / "model")
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{packages}", "RAY_USAGE_STATS_ENABLED": "0"}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": f"{ROOT}:{packages}",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_worker_niceness": "0",
+    }
     program = [sys.executable, str(PROGRAM), str(model)]
     done = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, done.stderr

@@ -12,7 +12,7 @@ from gpu_worker.steps.runner import Runner
 
 from .conftest import SIZES
 
-PROMPT = "A prompt of several blocks, which both compute. " * 3
+PROMPT = ("A prompt of several blocks, which both compute. " * 2)[:90]
 GREEDY = SamplingParams(temperature=0, max_tokens=12, logprobs=1)
 
 
