@@ -125,6 +125,16 @@ Span span_of(Values& values, const char* name) {
     return {span.first, span.second};
 }
 
+std::vector<Span> spans_of(Values& values, const char* name) {
+    std::vector<std::pair<std::int64_t, std::int64_t>> pairs;
+    values.take(name, pairs);
+    std::vector<Span> spans;
+    for (const auto& [first, count] : pairs) {
+        spans.push_back({first, count});
+    }
+    return spans;
+}
+
 // None: one rank computes everything.
 LlamaShare share_of(const py::object& given) {
     LlamaShare share;
@@ -138,6 +148,12 @@ LlamaShare share_of(const py::object& given) {
         share.hidden = span_of(values, "hidden");
         share.inner = span_of(values, "inner");
         share.vocab = span_of(values, "vocab");
+        share.layers = span_of(values, "layers");
+        values.take("links", share.links);
+        share.host_kv_heads = spans_of(values, "host_kv_heads");
+        share.host_hidden = spans_of(values, "host_hidden");
+        share.host_inner = spans_of(values, "host_inner");
+        share.host_vocab = spans_of(values, "host_vocab");
         values.end();
     }
     return share;
@@ -241,8 +257,8 @@ void bind_llama(py::module_& module) {
                      taken.push_back(layer_of(layer));
                  }
                  const LlamaShare own = share_of(share);
-                 const py::object team = share.is_none() ? share : share["team"];
-                 return new Model{py::make_tuple(values_of(layers), team),
+                 const py::object kept = share.is_none() ? share : py::tuple(share.attr("values")());
+                 return new Model{py::make_tuple(values_of(layers), kept),
                                   {sizes_of(sizes), embedding, head, norm, cos, sin, std::move(taken), own}};
              }),
              "sizes"_a, "embedding"_a, "head"_a, "norm"_a, "cos"_a, "sin"_a, "layers"_a, "share"_a = py::none(),
@@ -263,12 +279,20 @@ void bind_llama(py::module_& module) {
             "kv"_a, "lora_rows"_a = py::none(), "loras"_a = py::tuple())
         .def(
             "serve",
-            [](Model& model, const Kv& kv) {
+            [](Model& model, const Kv& kv, const TensorRef& arena) {
                 const py::gil_scoped_release free;
                 const std::lock_guard<std::mutex> lock(model.mutex);
-                model.llama.serve(kv.layers);
+                model.llama.serve(kv.layers, arena);
             },
-            "kv"_a, "Takes part in what rank 0 computes, until the team is broken.")
+            "kv"_a, "arena"_a, "Takes part in what the front computes, until the team is broken.")
+        .def(
+            "mirror",
+            [](Model& model, const TensorRef& arena, const TensorRef& ids) {
+                const py::gil_scoped_release free;
+                const std::lock_guard<std::mutex> lock(model.mutex);
+                model.llama.mirror(arena, ids);
+            },
+            "arena"_a, "ids"_a, "Sends blocks, as they are now, to all other hosts.")
         .def_static(
             "team_bytes",
             [](const py::dict& sizes, std::int64_t tokens, std::int64_t plan_bytes) {

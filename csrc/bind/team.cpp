@@ -1,6 +1,9 @@
 #include "octavo/team.h"
 
+#include <pybind11/stl.h>
+
 #include "bind.h"
+#include "octavo/host_links.h"
 #include "tensor.h"
 
 namespace py = pybind11;
@@ -10,14 +13,19 @@ namespace octavo::bind {
 
 void bind_team(py::module_& module) {
     py::class_<Team>(module, "Team", "One rank of a group, in memory that all ranks map, and which this keeps.")
-        .def(py::init<const TensorRef&, int, int, double>(), "memory"_a, "rank"_a, "size"_a, "patience_s"_a,
-             py::keep_alive<1, 2>())
+        .def(py::init<const TensorRef&, int, int, double, int>(), "memory"_a, "rank"_a, "size"_a, "patience_s"_a,
+             "stages"_a = 1, py::keep_alive<1, 2>())
         .def_property_readonly("rank", &Team::rank)
         .def_property_readonly("size", &Team::size)
         .def("meet", &Team::meet_in_step, py::call_guard<py::gil_scoped_release>(),
              "Waits until all ranks have called it as often. False if the team is broken.")
-        .def("break_off", &Team::break_off, "Ends all meetings, now and later.")
+        .def(
+            "break_off", [](Team& team) { team.break_off(); }, "Ends all meetings, now and later.")
+        .def("waited_s", &Team::waited_s, "rank"_a, "How long a rank has waited for others within steps.")
         .def_property_readonly("trouble", &Team::trouble, "Why the team is broken; empty if it is not.");
+    py::class_<HostLinks>(module, "HostLinks", "A host's connections to the other hosts of its group, for its rank 0.")
+        .def(py::init<Team&, std::vector<int>, int>(), "team"_a, "fds"_a, "host"_a, py::keep_alive<1, 2>())
+        .def_property_readonly("num_sent_bytes", &HostLinks::num_sent_bytes);
 }
 
 }  // namespace octavo::bind

@@ -16,6 +16,7 @@
 namespace octavo {
 namespace {
 
+constexpr std::int64_t kParts = 2;        // of a step, for stages
 constexpr std::int64_t kClaims = 8;       // of each thread in a phase over rows of activations, at least
 constexpr std::int64_t kMostAtOnce = 16;  // rows of a claim
 constexpr std::int64_t kPiece = 512;      // floats of an activation that one thread takes at once; a multiple of kBlock
@@ -32,73 +33,116 @@ KvPages of_heads(KvPages pages, const Span& heads) {
 }
 
 LlamaShare all_of(const LlamaSizes& sizes) {
-    return {nullptr, 0, 0, {0, sizes.kv_heads}, {0, sizes.hidden}, {0, sizes.inner}, {0, sizes.vocab}};
+    LlamaShare all;
+    all.kv_heads = {0, sizes.kv_heads};
+    all.hidden = {0, sizes.hidden};
+    all.inner = {0, sizes.inner};
+    all.vocab = {0, sizes.vocab};
+    return all;
 }
 
 }  // namespace
+
+// Some tokens of a step, which lie one after the other.
+struct Llama::Part {
+    LlamaStep step;
+    std::int64_t first = 0;
+    std::vector<std::int32_t> cu_q, seq_lens;
+    std::map<std::int64_t, AttentionPlan> plans;  // by window
+
+    // The tokens [first, end) of a whole step. A sequence may be divided: its earlier tokens are then in an earlier
+    // part.
+    void cut(const LlamaStep& whole, std::int64_t begin, std::int64_t end);
+};
 
 struct Llama::Workspace {
     Buffer<float> x, normed, qkv, attended, gate_up, inner, low;
     Buffer<InputBlock> digits;
     Buffer<Bf16Block> bf16;
-    std::map<std::int64_t, AttentionPlan> plans;  // by window
-    std::vector<KvPages> layers;
+    Part parts[kParts];
+    std::vector<KvPages> layers, own;
     ExpertSpace experts;
 };
 
-// One step in one thread.
+void Llama::Part::cut(const LlamaStep& whole, std::int64_t begin, std::int64_t end) {
+    step = whole;
+    first = begin;
+    for (TensorRef* ids : {&step.token_ids, &step.positions, &step.slots}) {
+        ids->data = ids->as<std::int64_t>() + begin;
+        ids->shape[0] = end - begin;
+    }
+    const auto* starts = whole.batch.cu_q.as<std::int32_t>();
+    const std::int64_t count = whole.batch.seq_lens.shape[0];
+    const std::int64_t one = std::upper_bound(starts, starts + count, begin) - starts - 1;
+    const std::int64_t last = std::lower_bound(starts, starts + count, end) - starts - 1;
+    cu_q.clear();
+    seq_lens.clear();
+    for (std::int64_t s = one; s <= last + 1; ++s) {
+        cu_q.push_back(static_cast<std::int32_t>(std::clamp<std::int64_t>(starts[s], begin, end) - begin));
+    }
+    for (std::int64_t s = one; s <= last; ++s) {
+        const std::int64_t later = std::max<std::int64_t>(0, starts[s + 1] - end);
+        seq_lens.push_back(whole.batch.seq_lens.as<std::int32_t>()[s] - static_cast<std::int32_t>(later));
+    }
+    BatchRef& batch = step.batch;
+    batch.cu_q.data = cu_q.data();
+    batch.cu_q.shape[0] = last - one + 2;
+    batch.seq_lens.data = seq_lens.data();
+    batch.seq_lens.shape[0] = last - one + 1;
+    batch.tables.data = batch.tables.as<std::int32_t>() + one * batch.tables.stride[0];
+    batch.tables.shape[0] = last - one + 1;
+}
+
+// One part of a step in one thread.
 class Llama::Run {
   public:
-    Run(Llama& model, const LlamaStep& step, const std::vector<KvPages>& kv, PoolThread& thread, int threads)
+    // kv: of all heads.
+    Run(Llama& model, Part& part, const std::vector<KvPages>& kv, PoolThread& thread, int threads)
         : m_(model),
           s_(model.sizes_),
           share_(model.share_),
-          step_(step),
+          part_(part),
+          step_(part.step),
           kv_(kv),
           thread_(thread),
           threads_(threads),
           k_(kernels()) {
-        num_tokens_ = step.token_ids.shape[0];
+        num_tokens_ = step_.token_ids.shape[0];
         Workspace& space = *model.space_;
         const TeamRoom* room = model.room_.get();
-        x_ = room != nullptr ? room->x : space.x.take(0);
-        attended_ = room != nullptr ? room->attended : space.attended.take(0);
-        inner_ = room != nullptr ? room->inner : space.inner.take(0);
+        x_ = (room != nullptr ? room->x : space.x.take(0)) + part.first * s_.hidden;
+        attended_ = (room != nullptr ? room->attended : space.attended.take(0)) + part.first * s_.heads * s_.head_dim;
+        inner_ = (room != nullptr ? room->inner : space.inner.take(0)) + part.first * s_.inner;
+        shown_kv_ = share_.links != nullptr ? room->kv + part.first * 2 * s_.kv_heads * s_.head_dim : nullptr;
         normed_ = space.normed.take(0);
         qkv_ = space.qkv.take(0);
         gate_up_ = space.gate_up.take(0);
         low_ = space.low.take(0);
-        low_rows_ = lora_low_rows(step);
+        low_rows_ = lora_low_rows(step_);
         inputs_ = {space.digits.take(0), space.bf16.take(0)};
     }
 
-    // `hidden` is not given in ranks other than 0.
-    void operator()(const TensorRef& hidden) {
-        const std::int64_t rank = share_.team != nullptr ? share_.team->rank() : 0;
-        const std::int64_t ranks = share_.team != nullptr ? share_.team->size() : 1;
-        each((num_tokens_ - rank + ranks - 1) / ranks, [&](std::int64_t i) {
-            const std::int64_t t = i * ranks + rank;
-            float* x = x_ + t * s_.hidden;
-            k_.weight_row(m_.embedding_, step_.token_ids.as<std::int64_t>()[t], x);
-            for (std::int64_t j = 0; s_.embedding_scale != 1.0F && j < s_.hidden; ++j) {
-                x[j] *= s_.embedding_scale;
-            }
-        });
-        meet();
-        for (std::size_t index = 0; index < m_.layers_.size(); ++index) {
+    void operator()() {
+        begin();
+        const auto first = static_cast<std::size_t>(share_.layers.first);
+        const std::size_t end =
+            share_.team == nullptr ? m_.layers_.size() : first + static_cast<std::size_t>(share_.layers.count);
+        for (std::size_t index = first; index < end; ++index) {
             const LlamaLayer& layer = m_.layers_[index];
             if (share_.kv_heads.count > 0) {
                 norm(layer.input_norm, layer.qkv);
                 product(layer.qkv, normed_, layer.qkv_bias, qkv_, qkv_row(), false);
                 adapt(index, &LoraLayer::qkv, normed_, s_.hidden, qkv_, qkv_row());
-                place(layer, kv_[index]);
-                attend(layer, kv_[index]);
+                place(layer, m_.space_->own[index]);
+                attend(layer, m_.space_->own[index]);
             }
-            meet();
+            meet({{attended_, num_tokens_, s_.heads * s_.head_dim, &m_.host_attended_, false},
+                  {shown_kv_, num_tokens_, 2 * s_.kv_heads * s_.head_dim, &m_.host_kv_, true}});
+            keep_shown(kv_[index]);
             round(layer.out, attended_);
             product(layer.out, attended_, layer.out_bias, x_ + share_.hidden.first, s_.hidden, true);
             adapt(index, &LoraLayer::out, attended_, s_.heads * s_.head_dim, x_, s_.hidden);
-            meet();
+            meet({{x_, num_tokens_, s_.hidden, &share_.host_hidden, false}});
             if (!layer.experts.router.empty()) {
                 const Experts& experts = layer.experts;
                 norm(layer.mlp_norm, experts.gate_up);
@@ -111,10 +155,21 @@ class Llama::Run {
             activate(layer.down);
             product(layer.down, inner_, layer.down_bias, x_ + share_.hidden.first, s_.hidden, true);
             adapt(index, &LoraLayer::down, inner_, s_.inner, x_, s_.hidden);
-            meet();
+            meet({{x_, num_tokens_, s_.hidden, &share_.host_hidden, false}});
         }
-        each(hidden.given() ? step_.rows.shape[0] : 0, [&](std::int64_t i) {
-            const float* from = x_ + step_.rows.as<std::int64_t>()[i] * s_.hidden;
+        if (stages() > 1) {
+            thread_.each(share_.team->rank_in_stage() == 0, [&](std::int64_t) { share_.team->pass_on(); });
+        }
+    }
+
+    // After all parts of a step, in the front: the normed states of its rows.
+    void take_rows(const TensorRef& hidden) {
+        if (stages() > 1) {
+            thread_.each(1, [&](std::int64_t) { share_.team->wait_for_end(); });
+        }
+        const float* x = x_ - part_.first * s_.hidden;
+        each(step_.rows.shape[0], [&](std::int64_t i) {
+            const float* from = x + step_.rows.as<std::int64_t>()[i] * s_.hidden;
             k_.rms_norm(from, m_.norm_.as<float>(), s_.eps, s_.hidden, hidden.as<float>() + i * hidden.stride[0]);
         });
     }
@@ -132,11 +187,61 @@ class Llama::Run {
         });
     }
 
-    // All ranks have done what they do before it. Whether the team is broken is asked at the end of the step.
-    void meet() {
-        if (share_.team != nullptr) {
-            thread_.each(1, [&](std::int64_t) { share_.team->meet_in_step(); });
+    int stages() const { return share_.team != nullptr ? share_.team->stages() : 1; }
+
+    // The embeddings, or what the stage before has left.
+    void begin() {
+        if (stages() > 1) {
+            thread_.each(1, [&](std::int64_t) { share_.team->wait_for_part(); });
         }
+        if (share_.team == nullptr || share_.team->stage() == 0) {
+            const std::int64_t rank = share_.team != nullptr ? share_.team->rank_in_stage() : 0;
+            const std::int64_t ranks = share_.team != nullptr ? share_.team->stage_size() : 1;
+            each((num_tokens_ - rank + ranks - 1) / ranks, [&](std::int64_t i) {
+                const std::int64_t t = i * ranks + rank;
+                float* x = x_ + t * s_.hidden;
+                k_.weight_row(m_.embedding_, step_.token_ids.as<std::int64_t>()[t], x);
+                for (std::int64_t j = 0; s_.embedding_scale != 1.0F && j < s_.hidden; ++j) {
+                    x[j] *= s_.embedding_scale;
+                }
+            });
+            meet();
+        }
+    }
+
+    // All ranks of the stage have done what they do before it, and other hosts' columns are there, too. Whether the
+    // team is broken is asked at the end of the step.
+    void meet(std::initializer_list<Columns> columns = {}) {
+        if (share_.team != nullptr) {
+            thread_.each(1, [&](std::int64_t) {
+                share_.team->meet_in_step();
+                if (share_.links != nullptr && columns.size() > 0) {
+                    if (share_.team->rank() == 0) {
+                        share_.links->exchange(columns);
+                    }
+                    share_.team->meet_in_step();
+                }
+            });
+        }
+    }
+
+    // In the front: what other hosts have placed in their blocks, so that its own can be swapped, copied and sent.
+    void keep_shown(const KvPages& kv) {
+        if (share_.links == nullptr || share_.links->host() != 0 || share_.team->rank() != 0) {
+            return;
+        }
+        const std::int64_t d = s_.head_dim, row = 2 * s_.kv_heads * d;
+        const auto [own, count] = share_.host_kv_heads.front();
+        each(num_tokens_, [&, first = own, end = own + count](std::int64_t t) {
+            const std::int64_t slot = step_.slots.as<std::int64_t>()[t];
+            for (std::int64_t h = 0; slot >= 0 && h < s_.kv_heads; ++h) {
+                if (h < first || h >= end) {
+                    const float* shown = shown_kv_ + t * row + 2 * h * d;
+                    k_.write_slot(kv, kv.keys, slot / kv.block_size, h, slot % kv.block_size, shown);
+                    k_.write_slot(kv, kv.values, slot / kv.block_size, h, slot % kv.block_size, shown + d);
+                }
+            }
+        });
     }
 
     // Of queries, keys and values of a token.
@@ -200,6 +305,11 @@ class Llama::Run {
                 }
             }
             const std::int64_t slot = step_.slots.as<std::int64_t>()[t];
+            for (std::int64_t h = 0; shown_kv_ != nullptr && h < kv_heads; ++h) {
+                float* shown = shown_kv_ + (t * s_.kv_heads + share_.kv_heads.first + h) * 2 * d;
+                std::copy_n(heads + (queries + h) * d, d, shown);
+                std::copy_n(heads + (turning + h) * d, d, shown + d);
+            }
             for (std::int64_t h = 0; slot >= 0 && h < kv_heads; ++h) {
                 k_.write_slot(kv, kv.keys, slot / size, h, slot % size, heads + (queries + h) * d);
                 k_.write_slot(kv, kv.values, slot / size, h, slot % size, heads + (turning + h) * d);
@@ -221,7 +331,7 @@ class Llama::Run {
         job.sinks = layer.sinks.given() ? layer.sinks.as<float>() + first * group() : nullptr;
         put_sparse(job, layer.sparse, s_.heads);
         job.sparse_offset += first * (group() * job.sparse_head + job.sparse_kv_head);
-        m_.space_->plans.at(layer.window).run(thread_, job);
+        part_.plans.at(layer.window).run(thread_, job);
     }
 
     void activate(const Stack& next) {
@@ -237,7 +347,7 @@ class Llama::Run {
             }
         });
         if (share_.team != nullptr) {
-            meet();
+            meet({{inner_, num_tokens_, s_.inner, &share_.host_inner, false}});
             round(next, inner_);
         }
     }
@@ -245,13 +355,14 @@ class Llama::Run {
     Llama& m_;
     const LlamaSizes& s_;
     const LlamaShare& share_;
+    Part& part_;
     const LlamaStep& step_;
     const std::vector<KvPages>& kv_;
     PoolThread& thread_;
     const int threads_;
     const Kernels& k_;
     std::int64_t num_tokens_;
-    float *x_, *normed_, *qkv_, *attended_, *gate_up_, *inner_, *low_;
+    float *x_, *normed_, *qkv_, *attended_, *gate_up_, *inner_, *low_, *shown_kv_;
     std::int64_t low_rows_;
     Inputs inputs_;
 };
@@ -268,8 +379,15 @@ Llama::Llama(const LlamaSizes& sizes, const Weight& embedding, const Weight& hea
       layers_(std::move(layers)),
       space_(new Workspace) {
     check_model();
-    for (const LlamaLayer& layer : layers_) {
-        space_->plans[layer.window];
+    for (Part& part : space_->parts) {
+        for (const LlamaLayer& layer : layers_) {
+            part.plans[layer.window];
+        }
+    }
+    for (const Span& heads : share_.host_kv_heads) {
+        const std::int64_t d = sizes_.head_dim, queries = sizes_.heads / sizes_.kv_heads * d;
+        host_attended_.push_back({heads.first * queries, heads.count * queries});
+        host_kv_.push_back({heads.first * 2 * d, heads.count * 2 * d});
     }
     if (share_.team != nullptr) {
         room_ = std::make_unique<TeamRoom>(*share_.team, sizes_, share_.tokens, share_.plan_bytes);
@@ -292,7 +410,8 @@ void Llama::forward(const TensorRef& hidden, const LlamaStep& step, const std::v
     if (room_ != nullptr) {
         require(step.loras.empty(), "loras", "do not run in a group");
         room_->order_forward(step);
-        share_.team->meet_in_step();
+        tell_order();
+        share_.team->meet_all();
     }
     run(hidden, step, layers);
     if (room_ != nullptr && share_.team->broken()) {
@@ -301,9 +420,9 @@ void Llama::forward(const TensorRef& hidden, const LlamaStep& step, const std::v
 }
 
 void Llama::run(const TensorRef& hidden, const LlamaStep& step, const std::vector<KvPages>& kv) {
-    std::vector<KvPages> own;
+    space_->own.clear();
     for (const KvPages& layer : kv) {
-        own.push_back(of_heads(layer, share_.kv_heads));
+        space_->own.push_back(of_heads(layer, share_.kv_heads));
     }
     const LlamaSizes& s = sizes_;
     const std::int64_t n = step.token_ids.shape[0], queries = s.heads * s.head_dim, alone = room_ == nullptr ? n : 0;
@@ -322,12 +441,29 @@ void Llama::run(const TensorRef& hidden, const LlamaStep& step, const std::vecto
             space_->experts.take(layer.experts, s.hidden, n);
         }
     }
-    for (auto& [window, plan] : space_->plans) {
-        plan.build(step.batch, share_.kv_heads.count, group, s.head_dim, window);
+    const std::int64_t parts = share_.team != nullptr && share_.team->stages() > 1 ? std::min(kParts, n) : 1;
+    for (std::int64_t i = 0; i < parts; ++i) {
+        Part& part = space_->parts[i];
+        if (parts > 1) {
+            part.cut(step, i * n / parts, (i + 1) * n / parts);
+        } else {
+            part.step = step;
+            part.first = 0;
+        }
+        for (auto& [window, plan] : part.plans) {
+            plan.build(part.step.batch, share_.kv_heads.count, group, s.head_dim, window);
+        }
     }
     Pool& pool = Pool::instance();
     const int threads = pool.size();
-    pool.run([&](PoolThread& thread) { Run(*this, step, own, thread, threads)(hidden); });
+    pool.run([&](PoolThread& thread) {
+        for (std::int64_t i = 0; i < parts; ++i) {
+            Run(*this, space_->parts[i], kv, thread, threads)();
+        }
+        if (hidden.given()) {
+            Run(*this, space_->parts[0], kv, thread, threads).take_rows(hidden);
+        }
+    });
 }
 
 }  // namespace octavo

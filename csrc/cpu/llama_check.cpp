@@ -1,5 +1,6 @@
 // What a decoder of the Llama family refuses.
 #include <cmath>
+#include <tuple>
 #include <utility>
 
 #include "attention.h"
@@ -54,6 +55,13 @@ void Llama::check_model() const {
                                    std::pair{share_.inner, s.inner}, std::pair{share_.vocab, s.vocab}}) {
         require(own.first >= 0 && own.count >= 0 && own.first + own.count <= all, "share", "is not one of this model");
     }
+    if (share_.team != nullptr) {
+        const auto layers = static_cast<std::int64_t>(layers_.size());
+        require(
+            share_.layers.first >= 0 && share_.layers.count >= 0 && share_.layers.first + share_.layers.count <= layers,
+            "share", "has layers that this model has not");
+        check_hosts();
+    }
     const std::int64_t queries = s.heads * s.head_dim, own_hidden = share_.hidden.count;
     const std::int64_t qkv_rows = share_.kv_heads.count * (s.heads / s.kv_heads + 2) * s.head_dim;
     expect_weight(head_, "head", share_.vocab.count, s.hidden);
@@ -89,6 +97,29 @@ void Llama::check_head_norms(const LlamaLayer& layer) const {
     require(!together || share_.team == nullptr, "share", "is of a model whose heads are normed together");
     expect_vector(layer.q_norm, "q_norm", together ? sizes_.heads * sizes_.head_dim : sizes_.head_dim, true);
     expect_vector(layer.k_norm, "k_norm", together ? sizes_.kv_heads * sizes_.head_dim : sizes_.head_dim, !together);
+}
+
+// The spans of hosts are there, and the own ones lie within that of this host.
+void Llama::check_hosts() const {
+    const LlamaShare& share = share_;
+    require(share.links == nullptr || share.team->stages() == 1, "share", "has stages on several hosts");
+    const std::size_t hosts = share.links == nullptr ? 0 : static_cast<std::size_t>(share.links->size());
+    const LlamaSizes& s = sizes_;
+    for (const auto& [own, spans, all] :
+         {std::tuple{share.kv_heads, &share.host_kv_heads, s.kv_heads},
+          std::tuple{share.hidden, &share.host_hidden, s.hidden}, std::tuple{share.inner, &share.host_inner, s.inner},
+          std::tuple{share.vocab, &share.host_vocab, s.vocab}}) {
+        require(spans->size() == hosts, "share", "has no span for each host");
+        for (const Span& span : *spans) {
+            require(span.first >= 0 && span.count >= 0 && span.first + span.count <= all, "share",
+                    "is not one of this model");
+        }
+        if (hosts > 0) {
+            const Span& here = (*spans)[static_cast<std::size_t>(share.links->host())];
+            require(own.first >= here.first && own.first + own.count <= here.first + here.count, "share",
+                    "is not in that of its host");
+        }
+    }
 }
 
 void Llama::check(const TensorRef& hidden, const LlamaStep& step, const std::vector<KvPages>& kv) const {

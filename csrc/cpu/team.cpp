@@ -7,6 +7,7 @@
 
 #include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <climits>
 #include <ctime>
 #include <thread>
@@ -37,21 +38,25 @@ bool before(std::uint32_t number, std::uint32_t other) { return static_cast<std:
 }  // namespace
 
 struct alignas(64) Team::Line {
-    Word met;       // how often its rank has come
-    Word sleepers;  // who sleep until it comes
+    struct {
+        Word met;       // how often its rank has come
+        Word sleepers;  // who sleep until it comes
+    } gates[kGates];
+    std::atomic<std::uint64_t> waited_ns;
 };
 
 struct Team::Control {
     Line lines[kMostRanks];
-    alignas(64) Word broken;  // 1: said so; 2 + r: rank r did not come
+    alignas(64) Word broken;  // 1: said so; 2 + r: rank r did not come; or something with a host
 };
 
-Team::Team(const TensorRef& memory, int rank, int size, double patience_s)
+Team::Team(const TensorRef& memory, int rank, int size, double patience_s, int stages)
     : control_(memory.as<Control>()),
       room_(memory.as<char>() + kControlBytes),
       room_bytes_(0),
       rank_(rank),
       size_(size),
+      stages_(stages),
       patience_s_(patience_s) {
     static_assert(sizeof(Control) <= kControlBytes, "the lines have their room");
     expect(memory, "memory", {kAny}, DType::kU8);
@@ -60,49 +65,79 @@ Team::Team(const TensorRef& memory, int rank, int size, double patience_s)
     require(size >= 1 && size <= kMostRanks, "size", "is not a number of ranks");
     require(rank >= 0 && rank < size, "rank", "is not one of the ranks");
     require(patience_s > 0, "patience_s", "is not positive");
+    require(stages >= 1 && size % stages == 0, "stages", "do not divide the ranks");
     room_bytes_ = memory.shape[0] - kControlBytes;
 }
 
 bool Team::broken() const { return control_->broken.load(std::memory_order_relaxed) != 0; }
 
+double Team::waited_s(int rank) const {
+    require(rank >= 0 && rank < size_, "rank", "is not one of the ranks");
+    return static_cast<double>(control_->lines[rank].waited_ns.load(std::memory_order_relaxed)) * 1e-9;
+}
+
 std::string Team::trouble() const {
     const std::uint32_t why = control_->broken.load(std::memory_order_relaxed);
+    const auto host = [why](std::uint32_t kind) { return "host " + std::to_string(why - kind); };
     return why == 0   ? ""
            : why == 1 ? "a rank has ended"
-                      : "rank " + std::to_string(why - 2) + " has not come to a meeting for too long";
+           : why >= kHostStrange
+               ? host(kHostStrange) + " has sent what is not expected: all hosts need the same version"
+           : why >= kHostLate ? host(kHostLate) + " has not answered for too long"
+           : why >= kHostGone ? "the connection to " + host(kHostGone) + " has ended"
+                              : "rank " + std::to_string(why - 2) + " has not come to a meeting for too long";
 }
 
-void Team::break_off() {
+void Team::break_off(std::uint32_t why) {
     std::uint32_t whole = 0;
-    control_->broken.compare_exchange_strong(whole, 1);
+    control_->broken.compare_exchange_strong(whole, why);
     for (int rank = 0; rank < size_; ++rank) {
-        wake_all(control_->lines[rank].met);
+        for (auto& gate : control_->lines[rank].gates) {
+            wake_all(gate.met);
+        }
     }
 }
 
-bool Team::meet(double patience_s) {
-    Line& mine = control_->lines[rank_];
-    mine.met.store(++met_, std::memory_order_seq_cst);
-    if (mine.sleepers.load(std::memory_order_seq_cst) != 0) {
-        wake_all(mine.met);
+bool Team::meet_in_step() { return meet(kStep, stage() * stage_size(), stage_size(), patience_s_); }
+bool Team::meet_all() { return meet(kAll, 0, size_, patience_s_); }
+bool Team::meet_for_orders() { return meet(kAll, 0, size_, 0); }
+
+bool Team::meet(Gate gate, int first, int count, double patience_s) {
+    auto& [met, sleepers] = control_->lines[rank_].gates[gate];
+    met.store(++met_[gate], std::memory_order_seq_cst);
+    if (sleepers.load(std::memory_order_seq_cst) != 0) {
+        wake_all(met);
     }
-    for (int step = 1; step < size_; ++step) {
-        if (!wait_for((rank_ + step) % size_, met_, patience_s)) {
+    for (int step = 1; step < count; ++step) {
+        if (!wait_for(first + (rank_ - first + step) % count, gate, met_[gate], patience_s)) {
             return false;
         }
     }
     return true;
 }
 
+void Team::pass_on() { meet(kPart, rank_, 1, patience_s_); }
+
+bool Team::wait_for_part() {
+    ++begun_;
+    return stage() == 0 || wait_for((stage() - 1) * stage_size(), kPart, begun_, patience_s_);
+}
+
+bool Team::wait_for_end() { return wait_for((stages_ - 1) * stage_size(), kPart, begun_, patience_s_); }
+
 // No patience: without end.
-bool Team::wait_for(int other, std::uint32_t number, double patience_s) {
-    Line& line = control_->lines[other];
-    const auto came = [&] { return !before(line.met.load(std::memory_order_acquire), number); };
-    for (int turn = 0; turn < kSpins + kYields; ++turn) {
+bool Team::wait_for(int other, Gate gate, std::uint32_t number, double patience_s) {
+    auto& [met, sleepers] = control_->lines[other].gates[gate];
+    const auto came = [&met = met, number] { return !before(met.load(std::memory_order_acquire), number); };
+    for (int turn = 0; turn < kSpins; ++turn) {
         if (came()) {
             return !broken();
         }
-        turn < kSpins ? relax() : static_cast<void>(sched_yield());
+        relax();
+    }
+    const auto began = std::chrono::steady_clock::now();
+    for (int turn = 0; turn < kYields && !came(); ++turn) {
+        sched_yield();
     }
     // Time in which all processes were stopped is nobody's delay: so naps are counted, and no clock is read.
     double waited_s = 0;
@@ -111,17 +146,21 @@ bool Team::wait_for(int other, std::uint32_t number, double patience_s) {
             return false;
         }
         if (patience_s > 0 && waited_s > patience_s) {
-            std::uint32_t whole = 0;
-            control_->broken.compare_exchange_strong(whole, static_cast<std::uint32_t>(2 + other));
-            break_off();
+            break_off(static_cast<std::uint32_t>(2 + other));
             return false;
         }
-        line.sleepers.fetch_add(1, std::memory_order_seq_cst);
-        const std::uint32_t seen = line.met.load(std::memory_order_seq_cst);
+        sleepers.fetch_add(1, std::memory_order_seq_cst);
+        const std::uint32_t seen = met.load(std::memory_order_seq_cst);
         if (before(seen, number)) {
-            waited_s += sleep_while(line.met, seen) ? kNapNs * 1e-9 : 0;
+            waited_s += sleep_while(met, seen) ? kNapNs * 1e-9 : 0;
         }
-        line.sleepers.fetch_sub(1, std::memory_order_relaxed);
+        sleepers.fetch_sub(1, std::memory_order_relaxed);
+    }
+    if (patience_s > 0) {
+        const auto passed = std::chrono::steady_clock::now() - began;
+        control_->lines[rank_].waited_ns.fetch_add(
+            static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(passed).count()),
+            std::memory_order_relaxed);
     }
     return !broken();
 }

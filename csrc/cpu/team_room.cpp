@@ -56,6 +56,7 @@ TeamRoom::TeamRoom(const Team& team, const LlamaSizes& sizes, std::int64_t token
     x = floats(tokens, sizes.hidden);
     attended = floats(tokens, sizes.heads * sizes.head_dim);
     inner = floats(tokens, sizes.inner);
+    kv = floats(tokens, 2 * sizes.kv_heads * sizes.head_dim);
     hidden = floats(kRows, sizes.hidden);
     logits = floats(kRows, sizes.vocab);
 }
@@ -64,18 +65,16 @@ std::int64_t TeamRoom::bytes(const LlamaSizes& s, std::int64_t tokens, std::int6
     require(tokens > 0 && plan_bytes > 0, "tokens", "leave no room for a step");
     return lines(sizeof(Header)) + lines(plan_bytes) + lines(volume({4, tokens, s.hidden})) +
            lines(volume({4, tokens, s.heads, s.head_dim})) + lines(volume({4, tokens, s.inner})) +
-           lines(volume({4, kRows, s.hidden})) + lines(volume({4, kRows, s.vocab}));
+           lines(volume({8, tokens, s.kv_heads, s.head_dim})) + lines(volume({4, kRows, s.hidden})) +
+           lines(volume({4, kRows, s.vocab}));
 }
 
 void TeamRoom::order_forward(const LlamaStep& step) {
     const BatchRef& batch = step.batch;
     const Header header{Order::kForward, step.token_ids.shape[0], batch.seq_lens.shape[0], batch.tables.shape[1],
                         step.rows.shape[0]};
-    const std::int64_t sequences = header.sequences;
-    const std::int64_t bytes = 3 * lines(header.tokens * 8) + lines(header.rows * 8) + lines((sequences + 1) * 4) +
-                               lines(sequences * 4) + lines(sequences * header.table_width * 4);
     require(header.tokens <= tokens_, "token_ids", "are more than a step of this group may have");
-    require(bytes <= plan_bytes_, "block_tables", "are more than a step of this group may have");
+    require(plan_bytes_of(header) <= plan_bytes_, "block_tables", "are more than a step of this group may have");
     *header_ = header;
     const LlamaStep to = this->step();
     copy(to.token_ids, step.token_ids);
@@ -85,6 +84,32 @@ void TeamRoom::order_forward(const LlamaStep& step) {
     copy(to.batch.cu_q, batch.cu_q);
     copy(to.batch.seq_lens, batch.seq_lens);
     copy(to.batch.tables, batch.tables);
+}
+
+std::int64_t TeamRoom::plan_bytes_of(const Header& header) {
+    const std::int64_t sequences = header.sequences;
+    return 3 * lines(header.tokens * 8) + lines(header.rows * 8) + lines((sequences + 1) * 4) + lines(sequences * 4) +
+           lines(sequences * header.table_width * 4);
+}
+
+char* TeamRoom::order_data() const { return reinterpret_cast<char*>(header_); }
+std::int64_t TeamRoom::most_order_bytes() const { return lines(sizeof(Header)) + plan_bytes_; }
+
+std::int64_t TeamRoom::order_bytes() const {
+    return lines(sizeof(Header)) + (header_->order == Order::kForward ? plan_bytes_of(*header_) : 0);
+}
+
+bool TeamRoom::order_has_room() const {
+    const Header& header = *header_;
+    if (header.order == Order::kLogits) {
+        return header.rows > 0 && header.rows <= kRows;
+    }
+    const auto fits = [](std::int64_t size, std::int64_t most) { return size >= 0 && size <= most; };
+    const std::int64_t most_ids = plan_bytes_ / 4;
+    return header.order == Order::kForward && fits(header.tokens, tokens_) && fits(header.sequences, most_ids) &&
+           fits(header.rows, most_ids) &&
+           fits(header.table_width, header.sequences > 0 ? most_ids / header.sequences : 0) &&
+           plan_bytes_of(header) <= plan_bytes_;
 }
 
 void TeamRoom::order_logits(std::int64_t rows) {

@@ -17,6 +17,11 @@ class TeamRoom {
     // Before a meeting: what all are to do after it. ArgumentError for a step that has no room.
     void order_forward(const LlamaStep& step);
     void order_logits(std::int64_t rows);
+    // The same as bytes, for other hosts.
+    char* order_data() const;
+    std::int64_t order_bytes() const;
+    std::int64_t most_order_bytes() const;
+    bool order_has_room() const;  // of what another host has sent
 
     // After it.
     Order order() const;
@@ -25,9 +30,12 @@ class TeamRoom {
 
     // [tokens, hidden], [tokens, heads head_dim], [tokens, inner], [kRows, hidden], [kRows, vocab]
     float *x = nullptr, *attended = nullptr, *inner = nullptr, *hidden = nullptr, *logits = nullptr;
+    float* kv = nullptr;  // [tokens, kv_heads, 2, head_dim]: of a layer, for the front's host
 
   private:
     struct Header;
+
+    static std::int64_t plan_bytes_of(const Header& header);
 
     Header* header_;
     char* plan_;

@@ -1,5 +1,6 @@
 """Which runner (with or without a model) and which configuration of the scheduler a worker's settings mean."""
 
+import os
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal, cast
@@ -27,8 +28,10 @@ def build_runner(settings: WorkerSettings) -> Runner:
         "kv_cache_bytes": settings.kv_cache_bytes,
         "numerics": settings.numerics,
     }
-    if settings.tensor_parallel > 1 and settings.runner != "model":
+    if num_ranks(settings) > 1 and settings.runner != "model":
         raise InvalidArgument("tensor_parallel", f"the {settings.runner} runner has no ranks: leave it out")
+    if num_ranks(settings) == 1 and settings.launcher != "self":
+        raise InvalidArgument("launcher", f"{settings.launcher}: one rank needs no hosts: give --tensor-parallel")
     if settings.runner == "fake":
         from gpu_worker.testing.fake_runner import FakeRunner
 
@@ -42,10 +45,17 @@ def build_runner(settings: WorkerSettings) -> Runner:
 
     device = str(choose_device(settings.device))
     load: Callable[..., Runner] = load_runner
-    if settings.tensor_parallel > 1:
+    if num_ranks(settings) > 1:
+        from gpu_worker.group.launchers import streams_of
         from gpu_worker.group.loading import load_group
 
-        load = partial(load_group, ranks=settings.tensor_parallel, patience_s=settings.lease_ms / 1000)
+        load = partial(
+            load_group,
+            ranks=settings.tensor_parallel,
+            stages=settings.pipeline_parallel,
+            streams=streams_of(settings),
+            patience_s=settings.lease_ms / 1000,
+        )
     return load(
         settings.model,
         name=settings.model_name or None,
@@ -114,8 +124,22 @@ def same_tokens(first: str, second: str) -> bool:
 
 def threads_of_rank(settings: WorkerSettings) -> int:
     """How many threads this process computes with; 0: one per core. All models in it have the same ones."""
-    shared = max(1, usable_cores() // settings.tensor_parallel) if settings.tensor_parallel > 1 else 0
-    return settings.threads or shared
+    ranks = num_ranks(settings)
+    if settings.launcher != "self":  # each rank has its share of the cores of its own host
+        ranks = -(-ranks // num_hosts(settings))
+        return settings.threads or max(1, usable_cores() // ranks)
+    return settings.threads or (max(1, usable_cores() // ranks) if ranks > 1 else 0)
+
+
+def num_ranks(settings: WorkerSettings) -> int:
+    return settings.tensor_parallel * settings.pipeline_parallel
+
+
+def num_hosts(settings: WorkerSettings) -> int:
+    """Of the group that the settings mean."""
+    if settings.launcher == "self":
+        return 1
+    return settings.ray_hosts if settings.launcher == "ray" else int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def batch_tokens(settings: WorkerSettings) -> int:

@@ -13,6 +13,7 @@ from gpu_worker.engine.step_times import StepTimes
 from gpu_worker.scheduling.scheduler import Scheduler
 from gpu_worker.scheduling.state.load import Load
 from gpu_worker.scheduling.state.workload import Workload
+from gpu_worker.steps.rank_state import RankState
 from octavo.request.ids import BlockHash
 
 REFRESH_EVERY_S = 0.05  # how often load and cache events are brought from a busy engine to the event loop
@@ -131,6 +132,7 @@ class WorkerWatch:
         self.draining = False  # new sequences are refused
         self.num_standby_sequences = 0  # of which other workers keep blocks; who names these blocks sets it
         self.adapters: Callable[[], Seq[str]] = tuple  # the digests of those in memory; who keeps them sets it
+        self.ranks: Callable[[], Seq[RankState]] = tuple  # of a group; who knows them sets it
         self.watchers = CacheWatchers()
         self._port = port
         self._scheduler = scheduler

@@ -1,9 +1,16 @@
 """The runner of a group: rank 0's, which ends with the other ranks."""
 
+import os
+import socket
+from collections.abc import Sequence
 from typing import Any
 
-from gpu_worker.group.rank_processes import RankFailed, RankProcesses
+from gpu_worker.group.host_streams import HostStreams
+from gpu_worker.group.mirrored_blocks import MirroredBlocks
+from gpu_worker.group.rank_task import RankUsage
+from gpu_worker.group.rank_watch import RankFailed, RankWatch
 from gpu_worker.running.model_runner import ModelRunner
+from gpu_worker.steps.rank_state import RankState
 from gpu_worker.steps.runner import AdapterMemory, BlockMemory, PictureMemory, RunnerInfo, StepOutput
 from gpu_worker.steps.step_input import StepInput
 
@@ -14,11 +21,16 @@ class GroupRunner:
     adapters: AdapterMemory | None = None
     pictures: PictureMemory | None = None
 
-    def __init__(self, runner: ModelRunner, ranks: RankProcesses, team: Any) -> None:
-        """`team` is the extension's, and is asked for its trouble alone."""
+    def __init__(self, runner: ModelRunner, watch: RankWatch, team: Any, streams: HostStreams | None = None) -> None:
+        """`team` is the extension's, and is asked for its trouble alone. `streams` lead to other hosts."""
         self._runner = runner
-        self._ranks = ranks
+        self._watch = watch
         self._team = team
+        self._streams = streams
+        self._mirrored: MirroredBlocks | None = None
+        if streams is not None:
+            self._mirrored = MirroredBlocks(runner.block_memory)
+            runner.on_moved = self._mirror
 
     @property
     def info(self) -> RunnerInfo:
@@ -26,22 +38,41 @@ class GroupRunner:
 
     @property
     def block_memory(self) -> BlockMemory:
-        return self._runner.block_memory
+        return self._mirrored or self._runner.block_memory
 
     @property
     def rank_pids(self) -> list[int]:
-        """Of the ranks other than 0, which this process is."""
-        return self._ranks.pids
+        """Of the ranks on this host other than 0, which this process is."""
+        return self._watch.pids
+
+    @property
+    def rank_states(self) -> Sequence[RankState]:
+        own = RankUsage.of_this_process(self._team.waited_s(0))
+        front = RankState(
+            rank=0,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            memory_bytes=own.memory_bytes,
+            cpu_s=own.cpu_s,
+            waited_s=own.waited_s,
+        )
+        return [front, *self._watch.states()]
 
     def run(self, step: StepInput) -> StepOutput:
         return self._runner.run(step)
 
     def check_device(self) -> None:
         """Raises RankFailed if a rank has ended or hangs."""
-        if loss := self._ranks.loss or self._team.trouble:
+        if loss := self._watch.loss or self._team.trouble:
             raise RankFailed(loss)
         self._runner.check_device()
 
     def close(self) -> None:
-        self._ranks.close()
+        self._watch.close()
         self._runner.close()
+        if self._streams is not None:
+            self._streams.close()
+
+    def _mirror(self, step: StepInput) -> None:
+        assert self._mirrored is not None
+        self._runner.mirror(self._mirrored.take_written(step))

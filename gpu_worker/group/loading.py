@@ -2,11 +2,16 @@
 
 import logging
 import os
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from gpu_worker.group.group_runner import GroupRunner
-from gpu_worker.group.rank_processes import RankFailed, RankProcesses
+from gpu_worker.group.host_connection import HostConnection
+from gpu_worker.group.host_streams import HostStreams
+from gpu_worker.group.rank_process import RankProcess
 from gpu_worker.group.rank_task import RankTask, RankWord
+from gpu_worker.group.rank_watch import RankFailed, RankWatch
 from gpu_worker.group.shared_memory import SharedMemory
 from gpu_worker.ops import native
 from gpu_worker.running.loading import load_runner
@@ -19,18 +24,21 @@ log = logging.getLogger(__name__)
 LEFT_TO_FRONT = ("swap_bytes", "generation_config", "name", "adapter_bytes")  # options that ranks have no use for
 
 
-def load_group(model: str, *, ranks: int, patience_s: float, **options: Any) -> GroupRunner:
-    """A runner whose steps `ranks` processes of this host compute together: this one is rank 0.
+def load_group(
+    model: str, *, ranks: int, patience_s: float, stages: int = 1, streams: HostStreams | None = None, **options: Any
+) -> GroupRunner:
+    """A runner whose steps `stages` times `ranks` processes compute together: this one is rank 0.
 
-    `options` are those of `load_runner`; `threads` are those of each rank. A rank that does not come for `patience_s`
-    within a step ends the group. Raises what `load_runner` raises, and RankFailed if another rank cannot start.
+    They are on this host, or equally many on each of those to which there are `streams`. `options` are those of
+    `load_runner`; `threads` are those of each rank. A rank that does not come for `patience_s` within a step ends the
+    group. Raises what `load_runner` raises, and RankFailed if another rank cannot start.
     """
-    extension = native.load()
-    if (device := options.get("device", "cpu")) != "cpu":
-        raise InvalidArgument("tensor_parallel", f"a group runs on CPUs alone, not on {device}: leave it out")
-    if extension is None:
-        raise InvalidArgument("tensor_parallel", f"a group needs the extension: {native.rebuild()}, or leave it out")
-    options |= {"kv_cache_bytes": options.get("kv_cache_bytes") or cpu_block_bytes(available_bytes())}
+    hosts = streams.place.hosts if streams is not None else 1
+    _refuse(ranks, stages, hosts, options.get("device", "cpu"))
+    connections = _connections(streams, stages * ranks // hosts)
+    offers = [hello["block_bytes"] for hello in (each.hear_hello() for each in connections)]
+    if not options.get("kv_cache_bytes"):  # the host with the least memory decides
+        options["kv_cache_bytes"] = min([cpu_block_bytes(available_bytes()), *offers])
     of_ranks = {
         "model": model,
         **{name: x for name, x in options.items() if name not in LEFT_TO_FRONT},
@@ -43,34 +51,63 @@ def load_group(model: str, *, ranks: int, patience_s: float, **options: Any) -> 
             each.break_off()
 
     with SharedMemory.create("octavo-team") as team, SharedMemory.create("octavo-blocks") as arena:
-        tasks = [
-            RankTask(
-                rank=rank,
-                size=ranks,
-                team=team.descriptor,
-                arena=arena.descriptor,
-                tokens=options["max_batch_tokens"],
-                sequences=options["max_batch_sequences"],
-                patience_s=patience_s,
-                options=of_ranks,
-            )
-            for rank in range(ranks)
-        ]
-        processes = RankProcesses(tasks[1:], break_off)
+        first = RankTask(
+            rank=0,
+            size=stages * ranks,
+            stages=stages,
+            hosts=hosts,
+            team=team.descriptor,
+            arena=arena.descriptor,
+            tokens=options["max_batch_tokens"],
+            sequences=options["max_batch_sequences"],
+            patience_s=patience_s,
+            options=of_ranks,
+        )
+        for each in connections:
+            each.tell(replace(first, rank=each.ranks[0], host=each.host))
+        here = [RankProcess(replace(first, rank=rank)) for rank in range(1, first.size // hosts)]
+        watch = RankWatch([*here, *connections], patience_s, break_off)
         try:
-            runner = load_runner(model, place=tasks[0].place(), **options)
-            teams.append(extension.Team(team.map(team.num_bytes), 0, ranks, patience_s))
-            _expect_equal(runner.info, processes.wait_until_ready())
+            place = replace(first, links=streams.column_fds() if streams is not None else ()).place()
+            runner = load_runner(model, place=place, **options)
+            teams.append(place.team())
+            _expect_equal(runner.info, watch.wait_until_ready())
         except BaseException:
-            processes.close()
+            watch.close()
+            if streams is not None:
+                streams.close()
             raise
-    log.info("a group of %d ranks; pids %s", ranks, [os.getpid(), *processes.pids])
-    return GroupRunner(runner, processes, teams[0])
+    where = f" on {hosts} hosts" if streams is not None else ""
+    log.info("a group of %d ranks%s; pids here %s", first.size, where, [os.getpid(), *watch.pids])
+    return GroupRunner(runner, watch, teams[0], streams)
+
+
+def _refuse(ranks: int, stages: int, hosts: int, device: str) -> None:
+    if device != "cpu":
+        raise InvalidArgument("tensor_parallel", f"a group runs on CPUs alone, not on {device}: leave it out")
+    if native.load() is None:
+        raise InvalidArgument("tensor_parallel", f"a group needs the extension: {native.rebuild()}, or leave it out")
+    if hosts > 1 and stages > 1:
+        raise InvalidArgument("pipeline_parallel", f"stages run on one host alone, not on {hosts}: leave it out")
+    if ranks * stages % hosts or ranks * stages < hosts:
+        raise InvalidArgument(
+            "tensor_parallel", f"{ranks} ranks are not equally many on {hosts} hosts: give a multiple"
+        )
+
+
+def _connections(streams: HostStreams | None, ranks_of_host: int) -> Sequence[HostConnection]:
+    if streams is None:
+        return []
+    return [
+        HostConnection(host, range(host * ranks_of_host, (host + 1) * ranks_of_host), stream)
+        for host, stream in sorted(streams.words.items())
+    ]
 
 
 def _expect_equal(info: RunnerInfo, words: list[RankWord]) -> None:
-    for rank, word in enumerate(words, 1):
+    for word in words:
         if (word.numerics, word.num_blocks) != (info.numerics, info.num_blocks):
             raise RankFailed(
-                f"rank {rank} computes {word.numerics}, and rank 0 {info.numerics}: start the worker again"
+                f"rank {word.rank} on {word.host} computes {word.numerics}, and rank 0 {info.numerics}: run the same"
+                " version on machines with the same instructions (or give --isa), and start the worker again"
             )

@@ -1,20 +1,41 @@
 """What a rank is told at its start, and what it says: a line of JSON each."""
 
 import json
-from collections.abc import Mapping
+import os
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, Self
 
 from gpu_worker.group.shared_memory import SharedMemory
 from gpu_worker.models.decoders.llama_share import RankPlace
 
+BEATS_PER_LEASE = 8
+STATM = Path("/proc/self/statm")  # the second number: pages in memory
+
+
+class _Line:
+    """A dataclass that is a line of JSON."""
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        return cls(**json.loads(text))
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))  # type: ignore[call-overload]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankTask:
+class RankTask(_Line):
     """What a rank of a group has to know. `options` are those of `load_runner`, the model's name among them."""
 
     rank: int
     size: int
+    stages: int = 1
+    host: int = 0  # the hosts have equally many ranks each, neighbours
+    hosts: int = 1
+    links: Sequence[int] = ()  # in the first rank of a host: the descriptors of its streams to the others, by host
     team: int  # the descriptors of the memory of all ranks
     arena: int
     tokens: int
@@ -22,17 +43,19 @@ class RankTask:
     patience_s: float
     options: Mapping[str, Any]
 
-    @classmethod
-    def from_json(cls, text: str) -> Self:
-        return cls(**json.loads(text))
-
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
+    @property
+    def beat_s(self) -> float:
+        """How often a rank says that it lives."""
+        return self.patience_s / BEATS_PER_LEASE
 
     def place(self) -> RankPlace:
         return RankPlace(
             rank=self.rank,
             size=self.size,
+            stages=self.stages,
+            host=self.host,
+            hosts=self.hosts,
+            links=self.links,
             tokens=self.tokens,
             sequences=self.sequences,
             block_size=self.options["block_size"],
@@ -43,18 +66,29 @@ class RankTask:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankWord:
-    """What a rank says: that it is ready and what it computes, why it cannot, or a line for the log."""
+class RankUsage:
+    """What a rank uses, as it says from time to time."""
 
-    numerics: str = ""  # it is ready
-    num_blocks: int = 0
-    failure: str = ""  # it is not, and ends
-    level: int = 0  # of a line for the log
-    line: str = ""
+    memory_bytes: int
+    cpu_s: float
+    waited_s: float
 
     @classmethod
-    def from_json(cls, text: str) -> Self:
-        return cls(**json.loads(text))
+    def of_this_process(cls, waited_s: float) -> Self:
+        pages = int(STATM.read_text().split()[1]) if STATM.exists() else 0
+        return cls(memory_bytes=pages * os.sysconf("SC_PAGE_SIZE"), cpu_s=time.process_time(), waited_s=waited_s)
 
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankWord(_Line):
+    """What a rank says: that it is ready and what it computes, why it cannot, what it uses, or a line for the log."""
+
+    rank: int
+    numerics: str = ""  # it is ready
+    host: str = ""  # its name
+    pid: int = 0
+    num_blocks: int = 0
+    failure: str = ""  # it is not, and ends
+    usage: Mapping[str, float] | None = None  # it lives: a RankUsage
+    level: int = 0  # of a line for the log
+    line: str = ""

@@ -32,7 +32,9 @@ class SharedMemory:
         return os.fstat(self.descriptor).st_size
 
     def map(self, num_bytes: int) -> Tensor:
-        """The memory, as bytes: zeros at the beginning. All ranks map the same size, and the first of them makes it."""
+        """The memory, as bytes: zeros at the beginning. All ranks map the same size, and the first of them makes it.
+        0: the size that it has.
+        """
         if self.num_bytes < num_bytes:
             os.ftruncate(self.descriptor, num_bytes)
-        return torch.frombuffer(mmap.mmap(self.descriptor, num_bytes), dtype=torch.uint8)
+        return torch.frombuffer(mmap.mmap(self.descriptor, num_bytes or self.num_bytes), dtype=torch.uint8)

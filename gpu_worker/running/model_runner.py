@@ -4,7 +4,7 @@ Logits are made only for rows that are sampled or scored. From step to step a ru
 """
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -73,6 +73,7 @@ class ModelRunner:
         self._device = device
         self.graphs = graphs  # in the order in which a step tries them
         self._mark = StepMark(device)
+        self.on_moved: Callable[[StepInput], None] | None = None  # called when the blocks of a step have been moved
         self._staged = staged or device.type != "cpu"
         # The extension's kernels run on the current device, and each thread has one of its own.
         self._current_device: AbstractContextManager[object] = (
@@ -107,6 +108,8 @@ class ModelRunner:
         self._seats.update(step)
         seats = self._seats.of_chunks(step)
         copy_s = self._block_mover.move_blocks(step, self._used_blocks(step, seats))
+        if self.on_moved is not None:
+            self.on_moved(step)
         output = StepOutput([], copy_s=copy_s, demote_s=self._block_mover.demote_blocks(step))
         if not seats:
             return output
@@ -146,7 +149,12 @@ class ModelRunner:
     def serve(self) -> None:
         """In a rank of a group other than 0: computes its share of the steps of rank 0, until the group is broken."""
         if isinstance(self._decoder, NativeLlamaDecoder):
-            self._decoder.serve(self._arena.layers)
+            self._decoder.serve(self._arena.layers, self._arena.on_device)
+
+    def mirror(self, blocks: Sequence[int]) -> None:
+        """In rank 0 of a group on several hosts: sends blocks, as they are now, to the other hosts."""
+        if blocks and isinstance(self._decoder, NativeLlamaDecoder):
+            self._decoder.mirror(self._arena.on_device, blocks)
 
     def check_device(self) -> None:
         """Computes something small: after some faults of a GPU, each further call of the process fails, too."""

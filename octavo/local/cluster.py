@@ -160,6 +160,7 @@ class Cluster:
     def _worker(self, index: int, port: int, web_listen: str) -> tuple[SupervisedProcess, WorkerState]:
         name = f"worker-{index}"
         num_ranks = self._settings.up.workers * self._settings.worker.tensor_parallel
+        num_ranks *= self._settings.worker.pipeline_parallel
         threads = self._settings.worker.threads or max(1, usable_cores() // num_ranks)
         settings = replace(
             self._settings.worker,

@@ -168,6 +168,15 @@ octavo_step_seconds worker <STEP>
     Steps that ran anything.
 octavo_step_branches worker <BATCH>
     Branches that got a token in a step (batch size).
+# Ranks of a group
+octavo_rank_memory_bytes worker rank
+    Memory that a rank uses, shared with others or not.
+octavo_rank_cpu_seconds_total worker rank
+    Time of processors that a rank has used.
+octavo_rank_wait_seconds_total worker rank
+    Time that a rank has waited for others within steps: the slowest one waits least.
+octavo_rank_silent_seconds worker rank
+    Time since a rank has last said that it lives.
 # Blocks
 octavo_blocks worker state
     Device blocks, by state: free, cached, used.

@@ -53,8 +53,18 @@ class WorkerSettings(ListenerSettings):
         0, "CPU threads of the model, of each rank; 0: one per core, which ranks share", low=0, high=1024
     )
     tensor_parallel: int = option(
-        1, "ranks: processes of this host that compute each step together, on CPUs; 1: this one alone", low=1, high=64
+        1, "ranks: processes that compute each layer together, on CPUs; 1: this one alone", low=1, high=64
     )
+    pipeline_parallel: int = option(
+        1, "stages: parts of the layers, each with as many ranks as `tensor_parallel` says", low=1, high=64
+    )
+    launcher: str = option(
+        "self",
+        "where ranks are: self: on this host; torchrun: on the hosts that torchrun's variables name (MASTER_ADDR,"
+        " MASTER_PORT, RANK, WORLD_SIZE), each of which runs this program; ray: on nodes of a Ray cluster",
+        choices=("self", "torchrun", "ray"),
+    )
+    ray_hosts: int = option(2, "hosts of a group with launcher ray, this one included", low=2, high=64)
     isa: str = option(
         "auto",
         "instructions that products on a CPU use; auto: the best of the machine; a lesser one, so that all workers of a"

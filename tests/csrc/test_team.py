@@ -90,6 +90,8 @@ def test_who_breaks_off_ends_every_meeting(extension: ModuleType) -> None:
         ({"size": 0}, "size"),
         ({"size": 65}, "size"),
         ({"patience_s": 0.0}, "patience_s"),
+        ({"stages": 0}, "stages"),
+        ({"size": 3, "stages": 2}, "stages"),
     ],
 )
 def test_what_is_no_team_is_refused_by_name(extension: ModuleType, changes: dict[str, object], field: str) -> None:

@@ -11,6 +11,7 @@ from folder_llama import folder_llama
 from guard.processes import descendants, exists
 from live.cluster import Cluster, Shape
 from live.fixtures import whole
+from live.process import wait_until
 from live.reader import Reader
 
 from octavo.client import SamplingParams
@@ -31,8 +32,18 @@ def folder(tmp_path_factory):
 def mixed(clusters, folder):
     """A group of two, and one process."""
     model = ("--model", str(folder), "--threads", "1", "--kv-cache-bytes", "8MiB", "--swap-bytes", "0")
+    model += ("--standby", "--standby-tokens", "64")
     ranks = tuple(("--tensor-parallel", number) for number in "21")
     shape = Shape(routers=1, workers=2, runner="model", start_s=180.0, worker_args=model, each_worker=ranks)
+    yield from whole(clusters(shape))
+
+
+@pytest.fixture
+def by_role(clusters, folder):
+    """A group that computes prompts, and one process that goes on with them."""
+    model = ("--model", str(folder), "--threads", "1", "--kv-cache-bytes", "8MiB", "--swap-bytes", "0")
+    kinds = (("--tensor-parallel", "2", "--role", "prefill"), ("--role", "decode"))
+    shape = Shape(routers=1, workers=2, runner="model", start_s=180.0, worker_args=model, each_worker=kinds)
     yield from whole(clusters(shape))
 
 
@@ -67,6 +78,12 @@ async def test_a_group_that_dies_takes_no_token_and_leaves_nothing(mixed, victim
         await asyncio.gather(*(reader.until(40, 60) for reader in readers))
         front, ranks = mixed.processes["w0"].pid, ranks_of(mixed, "w0")
         assert len(ranks) == 1
+        assert [(rank.rank, rank.pid) for rank in mixed.workers()["w0"].ranks] == [(0, front), (1, ranks[0])]
+        assert not mixed.workers()["w1"].ranks
+        # Each keeps blocks of the other one's sequences.
+        await asyncio.to_thread(
+            wait_until, lambda: keeps_blocks(mixed, "w0") and keeps_blocks(mixed, "w1"), 30, "no standby"
+        )
         if victim == "front":
             mixed.kill("w0")
         elif victim == "rank":
@@ -78,6 +95,23 @@ async def test_a_group_that_dies_takes_no_token_and_leaves_nothing(mixed, victim
         await asyncio.wait_for(asyncio.gather(*(reader.task for reader in readers)), 120)
         assert [reader.tokens[0] for reader in readers] == expected
         assert set(os.listdir("/dev/shm")) <= shared
+
+
+def keeps_blocks(cluster: Cluster, name: str) -> bool:
+    return cluster.load(name).num_standby_blocks > 0
+
+
+@pytest.mark.long
+async def test_a_group_computes_prompts_for_others(by_role):
+    async with by_role.client() as client:
+        readers = [Reader(client.generate(prompt, params(number))) for number, prompt in enumerate(PROMPTS)]
+        await asyncio.gather(*(reader.until(20, 60) for reader in readers))
+        owners = {each.owner for each in by_role.admin().ListSequences(admin_pb2.ListSequencesRequest()).sequences}
+        assert owners == {by_role.workers()["w1"].incarnation}
+        await asyncio.gather(*(reader.task for reader in readers))
+        first = [reader.tokens[0] for reader in readers]
+        by_role.kill("w0")
+        assert await undisturbed(client) == first
 
 
 async def test_a_stream_moves_with_its_blocks_between_groups_of_any_size(mixed):

@@ -36,6 +36,7 @@ CUSTOM = {
     "InferencePool",
     "BackendTLSPolicy",
     "Issuer",
+    "LeaderWorkerSet",
     "PodMonitor",
     "PrometheusRule",
     "ScaledObject",

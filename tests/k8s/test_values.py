@@ -21,7 +21,7 @@ SHARED = {
 }
 DECIDED = {
     "router": SHARED | {"admin_listen", "http_listen", "router_id", "client_certificates", "api_keys"},
-    "worker": SHARED | {"advertise", "worker_id", "model", "model_name", "device", "role"},
+    "worker": SHARED | {"advertise", "worker_id", "model", "model_name", "device", "role", "launcher", "ray_hosts"},
 }
 
 
@@ -116,6 +116,7 @@ REFUSED = {
     "inferencePool.enabled": "without TLS",
     "model.download.hub": "give hub, or a command",
     "security.certManager.enabled": "there is no certificate of the role",
+    "worker.group.size": "do not go together",
     "security.insecure": "backendTls needs routers with TLS",
 }
 

@@ -271,6 +271,12 @@ def team(module, fence, n):
     return Call(module.Team, {"memory": memory, "rank": 0, "size": 1, "patience_s": 1.0})
 
 
+@of("HostLinks")
+def host_links(module, fence, n):
+    """Of the first of two hosts. Nothing is sent."""
+    return Call(module.HostLinks, {"team": team(module, fence, n)(), "fds": [-1, 0], "host": 0})
+
+
 @of("Llama")
 def llama(module, fence, n):
     def matrix(rows, cols):

@@ -150,6 +150,8 @@ class Router(inference_pb2_grpc.InferenceServicer, admin_pb2_grpc.AdminServicer)
         worker.incarnation = "abc"
         worker.load.num_sequences = 3
         worker.load.num_free_blocks, worker.load.num_used_blocks, worker.load.num_cached_blocks = 10, 20, 30
+        worker.ranks.add(rank=0, host="here", pid=77)
+        worker.ranks.add(rank=1, host="there", pid=78)
         worker.load.num_standby_sequences, worker.load.num_standby_blocks = 2, 15
         return reply
 

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "octavo/api.h"
+#include "octavo/host_links.h"
 #include "octavo/team.h"
 
 namespace octavo {
@@ -20,18 +21,19 @@ struct LlamaSizes {
     float embedding_scale = 1;  // what embeddings are multiplied with
 };
 
-struct Span {
-    std::int64_t first = 0, count = 0;
-};
-
 // What one of several ranks computes: the attention of some heads, and some rows of every matrix. No sum is ever split:
 // a rank computes the whole of what it computes, from inputs that the others have left in the team's memory. So a
 // result has the same bits whatever the number of ranks.
+//
+// The stages of a team compute a step in two parts, so that one has the second while the next one has the first.
 struct LlamaShare {
     Team* team = nullptr;                     // null: there is one rank, which computes everything
     std::int64_t tokens = 0, plan_bytes = 0;  // of a step, at most: the same in all ranks
     Span kv_heads;                            // with their query heads
     Span hidden, inner, vocab;
+    Span layers;                 // of its stage
+    HostLinks* links = nullptr;  // null: all ranks are on one host, and the spans of hosts are not looked at
+    std::vector<Span> host_kv_heads, host_hidden, host_inner, host_vocab;
 };
 
 // Matrices one below the other, of any formats that round their inputs alike.
@@ -120,9 +122,12 @@ class Llama {
     // kv: one cache per layer. hidden f32 [r, hidden]: normed hidden states, which `logits` takes.
     void forward(const TensorRef& hidden, const LlamaStep& step, const std::vector<KvCache>& kv);
 
-    // In a rank other than 0: takes part in what rank 0 calls, until the team is broken. In rank 0 forward and logits
-    // throw if it is.
-    void serve(const std::vector<KvCache>& kv);
+    // In a rank other than the front's: takes part in what that calls, until the team is broken. In the front's forward
+    // and logits throw if it is. arena [layers, blocks, ...]: where `mirror` puts blocks, in the first rank of a host.
+    void serve(const std::vector<KvCache>& kv, const TensorRef& arena);
+
+    // In the front of several hosts, before a step: blocks ids i64 [m], as they are now, to all other hosts.
+    void mirror(const TensorRef& arena, const TensorRef& ids);
 
     // ArgumentError unless the adapter's matrices have the shapes of this model's.
     void check_lora(const Lora& lora) const;
@@ -132,16 +137,21 @@ class Llama {
 
   private:
     struct Workspace;
+    struct Part;
     class Run;
 
     void check_model() const;
     void check_head_norms(const LlamaLayer& layer) const;
+    void check_hosts() const;
     void check(const TensorRef& hidden, const LlamaStep& step, const std::vector<KvPages>& kv) const;
     void run(const TensorRef& hidden, const LlamaStep& step, const std::vector<KvPages>& kv);
     void share_of_logits(std::int64_t rows) const;
+    void tell_order() const;
+    bool hear_order(const TensorRef& arena);
 
     LlamaSizes sizes_;
     LlamaShare share_;
+    std::vector<Span> host_attended_, host_kv_;  // columns of activations
     Weight embedding_, head_;
     TensorRef norm_, cos_, sin_;
     std::vector<LlamaLayer> layers_;

@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable
 
 from gpu_worker.migration.blocks.frames import HEADER, BlockFrame, Refusal, failed
-from gpu_worker.migration.blocks.tls_socket import TlsSocket, shake_hands
 from octavo.net.security.listener_tls import ListenerTls
+from octavo.net.security.tls_socket import TlsSocket, shake_hands
 
 TICK_S = 0.2
 STALL_S = 3.0  # without one byte in the middle of a frame

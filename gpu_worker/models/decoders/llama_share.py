@@ -6,7 +6,7 @@ process, whatever its size, and shares may differ in size.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor
 from gpu_worker.models.decoders.config import LlamaConfig
 from gpu_worker.models.packed.packed_weights import FORMATS, NativeMatrix
 from gpu_worker.models.packed.packing import GROUP_ROWS
+from gpu_worker.ops import native
 from octavo.request.errors import InvalidArgument
 
 PLAN_BYTES_PER_TOKEN = 48  # id, position, slot, and row twice: sampled and scored; and what fills lines
@@ -33,7 +34,7 @@ class ShareSpan(NamedTuple):
         return cls(first, end - first)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RankPlace:
     """Where a rank stands in its group, and the memory of the group: as many bytes as asked for, in each rank the same.
 
@@ -44,10 +45,30 @@ class RankPlace:
     size: int
     tokens: int
     sequences: int
+    stages: int = 1  # equally many ranks each, neighbours, compute the same layers
+    host: int = 0  # equally many ranks each are on a host, neighbours
+    hosts: int = 1
+    links: Sequence[int] = ()  # in the first rank of a host: the descriptors of its streams to the others, by host
     block_size: int
     patience_s: float  # how long a rank that does not come is waited for
     team_memory: Callable[[int], Tensor]
     arena_memory: Callable[[int], Tensor]
+
+    @property
+    def ranks_of_host(self) -> int:
+        return self.size // self.hosts
+
+    @property
+    def ranks_of_stage(self) -> int:
+        return self.size // self.stages
+
+    def team(self, memory: Tensor | None = None) -> Any:
+        """The extension's, of the ranks on this host. Without memory it is that which a rank has mapped already."""
+        if memory is None:
+            memory = self.team_memory(0)
+        extension = native.load()
+        assert extension is not None
+        return extension.Team(memory, self.rank % self.ranks_of_host, self.ranks_of_host, self.patience_s, self.stages)
 
     def plan_bytes(self, context_tokens: int) -> int:
         """How many bytes the largest step has, without its activations."""
@@ -67,18 +88,26 @@ class LlamaShare:
     hidden: ShareSpan
     inner: ShareSpan
     vocab: ShareSpan
+    layers: ShareSpan
 
     @classmethod
-    def of(cls, config: LlamaConfig, rank: int, size: int) -> Self:
-        """InvalidArgument if some rank would have no rows."""
+    def of(cls, config: LlamaConfig, place: RankPlace) -> Self:
+        """InvalidArgument if some rank would have no rows, or no layers."""
+        size = place.ranks_of_stage
+        stage, rank = divmod(place.rank, size)
         share = cls(
             kv_heads=ShareSpan.of(config.num_kv_heads, rank, size),
             hidden=ShareSpan.of(config.hidden_size, rank, size, GROUP_ROWS),
             inner=ShareSpan.of(config.intermediate_size, rank, size, GROUP_ROWS),
-            vocab=ShareSpan.of(config.vocab_size, rank, size, GROUP_ROWS),
+            vocab=ShareSpan.of(config.vocab_size, place.rank, place.size, GROUP_ROWS),
+            layers=ShareSpan.of(config.num_layers, stage, place.stages),
         )
+        if not share.layers.num:
+            raise InvalidArgument(
+                "pipeline_parallel", f"this model has {config.num_layers} layers: give no more stages"
+            )
         if not all(span.num for span in (share.hidden, share.inner, share.vocab)):
-            raise InvalidArgument("tensor_parallel", f"this model is too small for {size} ranks: give fewer")
+            raise InvalidArgument("tensor_parallel", f"this model is too small for {place.size} ranks: give fewer")
         return share
 
     def rows(self, config: LlamaConfig) -> dict[str, list[ShareSpan]]:
@@ -122,20 +151,35 @@ class LlamaShare:
                 cut[f"{name}.{number}" if number else name] = part
         return cut
 
-    def extension_argument(
-        self, place: RankPlace, extension: Any, sizes: dict[str, Any], config: LlamaConfig
-    ) -> dict[str, Any]:
+    def extension_argument(self, place: RankPlace, extension: Any, sizes: dict[str, Any], config: LlamaConfig) -> Any:
         plan_bytes = place.plan_bytes(config.context_tokens)
-        memory = place.team_memory(extension.Llama.team_bytes(sizes, place.tokens, plan_bytes))
-        return {
-            "team": extension.Team(memory, place.rank, place.size, place.patience_s),
+        team = place.team(place.team_memory(extension.Llama.team_bytes(sizes, place.tokens, plan_bytes)))
+        argument = {
+            "team": team,
             "tokens": place.tokens,
             "plan_bytes": plan_bytes,
             "kv_heads": tuple(self.kv_heads),
             "hidden": tuple(self.hidden),
             "inner": tuple(self.inner),
             "vocab": tuple(self.vocab),
+            "layers": tuple(self.layers),
         }
+        if place.hosts > 1:
+            unused = [-1 if host == place.host else 0 for host in range(place.hosts)]  # other ranks send nothing
+            links = list(place.links) or unused
+            argument |= {"links": extension.HostLinks(team, links, place.host), **self._spans_of_hosts(place, config)}
+        return argument
+
+    @classmethod
+    def _spans_of_hosts(cls, place: RankPlace, config: LlamaConfig) -> dict[str, list[tuple[int, int]]]:
+        """What the ranks of each host have together."""
+        spans: dict[str, list[tuple[int, int]]] = {}
+        for first in range(0, place.size, place.ranks_of_host):
+            ends = [cls.of(config, replace(place, rank=rank)) for rank in (first, first + place.ranks_of_host - 1)]
+            for name in ("kv_heads", "hidden", "inner", "vocab"):
+                begin, last = (getattr(share, name) for share in ends)
+                spans.setdefault(f"host_{name}", []).append((begin.first, last.first + last.num - begin.first))
+        return spans
 
 
 def _layer_and_stem(name: str) -> tuple[str, str]:

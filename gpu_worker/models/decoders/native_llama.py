@@ -104,7 +104,7 @@ class NativeLlamaDecoder:
             "scale": config.attention_scale,
             "embedding_scale": config.embedding_scale,
         }
-        share = None if place is None else LlamaShare.of(config, place.rank, place.size)
+        share = None if place is None else LlamaShare.of(config, place)
         tensors = packed.tensors if share is None else share.cut(packed.tensors, config, extension)
         arguments = {name: x.weight if isinstance(x, NativeMatrix) else x for name, x in tensors.items()}
         self._llama = extension.Llama(
@@ -140,9 +140,13 @@ class NativeLlamaDecoder:
         self._llama.logits(logits, hidden)
         return logits
 
-    def serve(self, kv: Sequence[Tensor]) -> None:
+    def serve(self, kv: Sequence[Tensor], arena: Tensor) -> None:
         """In a rank other than 0: computes its share of all that rank 0 does, until the team is broken."""
-        self._llama.serve(self._layers(kv))
+        self._llama.serve(self._layers(kv), arena)
+
+    def mirror(self, arena: Tensor, blocks: Sequence[int]) -> None:
+        """In rank 0 of several hosts, before a step: sends blocks, as they are now, to the other hosts."""
+        self._llama.mirror(arena, torch.tensor(blocks, dtype=torch.int64))
 
     def _load_lora(self, files: LoraFiles) -> Lora:
         lora = load(files, self.config)

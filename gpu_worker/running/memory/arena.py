@@ -118,6 +118,11 @@ class KvArena:
         self._host = shape.allocate_arena(num_host_blocks, cpu, pinned)
         self.layers: list[Tensor] = list(self._device.unbind(0))
 
+    @property
+    def on_device(self) -> Tensor:
+        """The blocks there: [num_layers, num_blocks, ...]."""
+        return self._device
+
     def blocks_in_place(self) -> BlocksInPlace:
         """The bytes of the blocks where they lie. The device must be a CPU."""
         return BlocksInPlace(

@@ -1,5 +1,6 @@
 """From plain values to the messages that only a worker sends. What routers send too is in octavo.wire."""
 
+from collections.abc import Sequence
 from dataclasses import asdict
 
 from gpu_worker.blocks.prefix_cache import STORED
@@ -9,6 +10,7 @@ from gpu_worker.journal.step_subscription import StepMessage
 from gpu_worker.migration.source.migration_progress import MigrationOutcome, MigrationProgress
 from gpu_worker.scheduling.state.step import SwapOperation
 from gpu_worker.scheduling.state.workload import Workload
+from gpu_worker.steps.rank_state import RankState
 from octavo.internal.v1 import worker_pb2
 from octavo.model_files.lora_support import LoraSupport
 from octavo.pictures.support import PictureSupport
@@ -39,6 +41,7 @@ def hello_to_wire(
     role: WorkerRole,
     support: LoraSupport,
     pictures: PictureSupport,
+    ranks: Sequence[RankState] = (),
 ) -> worker_pb2.HelloResponse:
     info = workload.info
     return worker_pb2.HelloResponse(
@@ -66,6 +69,7 @@ def hello_to_wire(
         pooling=model_pooling_to_wire(info.pooling),
         lora_support=support_to_wire(support),
         picture_support=worker_pb2.PictureSupport(**asdict(pictures)),
+        ranks=[admin_pb2.WorkerRank(rank=each.rank, host=each.host, pid=each.pid) for each in ranks],
     )
 
 

@@ -94,7 +94,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         worker = self._worker
         return hello_to_wire(
             *(self.worker_id, self._incarnation, worker.workload, worker.budget.tokens, self._role),
-            *(worker.lora_support, worker.picture_support),
+            *(worker.lora_support, worker.picture_support, worker.watch.ranks()),
         )
 
     async def Schedule(self, request: worker_pb2.ScheduleRequest, context: "Context") -> worker_pb2.ScheduleResponse:

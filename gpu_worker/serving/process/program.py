@@ -19,7 +19,7 @@ from octavo.process.listen_address import ListenError, why_not_listening
 from octavo.process.loop import Stopped, before, stop_request
 from octavo.process.retry import until_answered
 from octavo.process.telemetry import stack_of
-from octavo.request.errors import ServingError
+from octavo.request.errors import InvalidArgument, ServingError
 from octavo.settings.worker import WorkerSettings
 from octavo.store import open_store
 from octavo.store.base import Store
@@ -40,6 +40,16 @@ async def serve(settings: WorkerSettings) -> int:
     model loads, and with that of `give_up` when a step hangs.
     """
     stop = stop_request()
+    if settings.launcher == "torchrun":
+        from gpu_worker.group.follower import follow
+        from gpu_worker.group.launchers import is_follower
+
+        try:
+            if is_follower(settings):
+                return await follow(settings, stop)
+        except (InvalidArgument, TlsError) as error:
+            log.error("cannot start: %s", error)
+            return 1
     failpoints.arm_all(settings.failpoints)
     try:
         tracer = open_tracer("worker", settings.traces_endpoint, settings.traces_share)

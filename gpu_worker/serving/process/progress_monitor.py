@@ -3,9 +3,11 @@
 import asyncio
 import logging
 import os
+from collections.abc import Callable, Sequence
 
 from gpu_worker.engine.engine import Engine
 from gpu_worker.serving.process.lease import Lease
+from gpu_worker.steps.rank_state import RankState
 from octavo.net.health import Health
 
 log = logging.getLogger(__name__)
@@ -23,11 +25,19 @@ class ProgressMonitor:
     renewed is given nothing by any router: while the store is away, or stalls, health says NOT_SERVING as well.
     """
 
-    def __init__(self, engine: Engine, lease: Lease, health: Health, lease_s: float) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        lease: Lease,
+        health: Health,
+        lease_s: float,
+        ranks: Callable[[], Sequence[RankState]] = tuple,
+    ) -> None:
         self._engine = engine
         self._lease = lease
         self._health = health
         self._lease_s = lease_s
+        self._ranks = ranks
         self._told = NO_LEASE  # the trouble that was reported last
         self._draining = False
 
@@ -49,6 +59,7 @@ class ProgressMonitor:
             silent_s = 0.0 if progress != seen else silent_s + ROUND_S
             seen = progress
             self._report(self._trouble(silent_s))
+            self._report_ranks()
             if self._engine.crash is not None:
                 give_up(f"the step loop has ended: {self._engine.crash}")
             if silent_s > HANG_LEASES * self._lease_s:
@@ -62,6 +73,13 @@ class ProgressMonitor:
         if silent_s >= self._lease_s:
             return "no step for as long as a lease"
         return "" if self._lease.runs else NO_LEASE
+
+    def _report_ranks(self) -> None:
+        """Health has a service `rank/N` for each rank of a group, which serves while the rank says that it lives."""
+        for state in self._ranks():
+            name, lives = f"rank/{state.rank}", not self._told and state.silent_s < self._lease_s / 2
+            if self._health.is_serving(name) != lives:
+                self._health.set(name, lives)
 
     def _report(self, trouble: str) -> None:
         if trouble == self._told:

@@ -55,6 +55,7 @@ from gpu_worker.serving.process.lease import Lease
 from gpu_worker.serving.process.listener import Listener
 from gpu_worker.serving.process.progress_monitor import ProgressMonitor
 from gpu_worker.serving.process.worker_metrics import WorkerMetrics
+from gpu_worker.steps.rank_state import HasRanks
 from gpu_worker.steps.runner import Runner
 from octavo.metrics.aliases import VLLM
 from octavo.net.traces import RequestTracer
@@ -110,6 +111,8 @@ class Worker:
         control, blocks = LoopControl(port), BlockPort(port, self.workload, adapters, pictures)
         self.watch = WorkerWatch(port, self.scheduler, self.workload, times)
         self.watch.adapters = lambda: self.shelf.digests
+        if isinstance(runner, HasRanks):
+            self.watch.ranks = lambda: runner.rank_states
 
         # Tokens on their way out
         sequence_tracer = SequenceTracer(tracer, listener.worker_id) if tracer is not None else None
@@ -177,7 +180,8 @@ class Worker:
             (self.lease.beat, self.watch.note_round),
             min(IDLE_ROUND_S, settings.lease_ms / 4000),
         )
-        self.monitor = ProgressMonitor(self.engine, self.lease, listener.health, settings.lease_ms / 1000)
+        lease_s = settings.lease_ms / 1000
+        self.monitor = ProgressMonitor(self.engine, self.lease, listener.health, lease_s, lambda: self.watch.ranks())
         releaser, outgrown = (
             SequenceReleaser(store, port, self.workload, budget, self.publisher, self.journal_writer) for _ in range(2)
         )

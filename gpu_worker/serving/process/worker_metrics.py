@@ -43,6 +43,7 @@ class WorkerMetrics:
         yield from self._prefixes()
         yield from self._standbys()
         yield from self._disk_tier()
+        yield from self._ranks()
         yield MetricValue("octavo_adapter_bytes", self._shelf.num_bytes)
         yield MetricValue("octavo_adapter_loads_total", self._shelf.num_loaded)
         journal, drain = self._journal_writer, self._drain
@@ -113,6 +114,14 @@ class WorkerMetrics:
         yield MetricValue("octavo_prefix_kept_blocks", self._workload.tables.cache.num_kept)
         yield MetricValue("octavo_prefix_promoted_tokens_total", self._workload.tables.tier.num_promoted * block_size)
         yield MetricValue("octavo_prefix_fetched_tokens_total", num_fetched * block_size)
+
+    def _ranks(self) -> Iterator[MetricValue]:
+        for state in self._watch.ranks():
+            labels = (str(state.rank),)
+            yield MetricValue("octavo_rank_memory_bytes", state.memory_bytes, labels)
+            yield MetricValue("octavo_rank_cpu_seconds_total", state.cpu_s, labels)
+            yield MetricValue("octavo_rank_wait_seconds_total", state.waited_s, labels)
+            yield MetricValue("octavo_rank_silent_seconds", state.silent_s, labels)
 
     def _standbys(self) -> Iterator[MetricValue]:
         """Numbers of both sides: of the sequences here, and of what is kept for others."""

@@ -114,7 +114,7 @@ upgrade. None of a kind that should have some were stopped by hand, and no Horiz
 {{- if and .of.autoscaling.enabled (gt (int .of.autoscaling.minReplicas) (int .of.autoscaling.maxReplicas)) -}}
 {{- fail (printf "%s: autoscaling.minReplicas is above autoscaling.maxReplicas" .name) -}}
 {{- end -}}
-{{- $there := .of.autoscaling.enabled | ternary (lookup "apps/v1" .kind .root.Release.Namespace .name) dict -}}
+{{- $there := .of.autoscaling.enabled | ternary (lookup (eq .kind "LeaderWorkerSet" | ternary "leaderworkerset.x-k8s.io/v1" "apps/v1") .kind .root.Release.Namespace .name) dict -}}
 {{- if $there -}}
 {{ max (dig "spec" "replicas" 1 $there) .of.autoscaling.minReplicas }}
 {{- else if .of.autoscaling.enabled -}}

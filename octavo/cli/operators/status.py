@@ -179,6 +179,7 @@ def _worker(status: admin_pb2.WorkerStatus) -> dict[str, Any]:
         "role": ROLES.get(status.role, ""),
         **{name: getattr(load, name) for name in ("num_sequences", "num_running", "num_waiting")},
         "blocks": {**blocks, "total": status.num_blocks},
+        "ranks": [{"rank": each.rank, "host": each.host, "pid": each.pid} for each in status.ranks],
         "standby": {"sequences": load.num_standby_sequences, "kept_blocks": load.num_standby_blocks},
     }
 
@@ -191,6 +192,12 @@ def _standbys(status: dict[str, Any]) -> str:
         if any(row["standby"].values())
     ]
     return output.table(["worker", "sequences with a standby", "blocks kept for others"], rows) if rows else ""
+
+
+def _ranks(status: dict[str, Any]) -> str:
+    """The processes of each worker that has several. Empty if none does."""
+    rows = [[row["worker_id"], *rank.values()] for row in status["workers"] for rank in row["ranks"]]
+    return output.table(["worker", "rank", "host", "pid"], rows) if rows else ""
 
 
 def _text(status: dict[str, Any]) -> str:
@@ -212,7 +219,7 @@ def _text(status: dict[str, Any]) -> str:
     ]
     header = ["worker", "pid", "endpoint", "incarnation", "role", "sequences", "free", "used", "cached", "available"]
     parts.append(output.table(header, workers))
-    parts.append(_standbys(status))
+    parts += [_ranks(status), _standbys(status)]
     if store:
         row = [store["url"], store["pid"] or "-", _yes(store["serving"], store["trouble"])]
         parts.append(output.table(["store", "pid", "serving"], [row]))

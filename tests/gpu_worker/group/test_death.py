@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -9,12 +10,14 @@ from pathlib import Path
 
 import pytest
 from guard.processes import descendants
+from live.process import wait_until
 
 from gpu_worker import LLM, SamplingParams
 from gpu_worker.group.group_runner import GroupRunner
 from gpu_worker.group.loading import load_group
-from gpu_worker.group.rank_processes import RankFailed, RankProcesses
+from gpu_worker.group.rank_process import RankProcess
 from gpu_worker.group.rank_task import RankTask
+from gpu_worker.group.rank_watch import RankFailed, RankWatch
 from gpu_worker.group.shared_memory import SharedMemory
 
 from .conftest import SIZES
@@ -34,7 +37,9 @@ def seconds_until(fails: Callable[[], None], most_s: float = 20.0) -> float:
 
 
 @pytest.mark.parametrize("idle", [True, False])
-@pytest.mark.parametrize(("signal_", "says"), [(signal.SIGKILL, "killed by signal 9"), (signal.SIGSTOP, "rank 2 has")])
+@pytest.mark.parametrize(
+    ("signal_", "says"), [(signal.SIGKILL, "killed by signal 9"), (signal.SIGSTOP, r"rank 2 (\(pid \d+\) )?has")]
+)
 def test_a_rank_that_is_lost_ends_the_group(
     group: Callable[..., GroupRunner], folder: Path, signal_: signal.Signals, says: str, idle: bool
 ) -> None:
@@ -69,10 +74,10 @@ def test_a_rank_that_cannot_start_is_named_with_its_reason(folder: Path) -> None
             options={"model": str(folder / "nowhere"), "block_size": 16},
         )
         losses: list[int] = []
-        processes = RankProcesses([task], lambda: losses.append(1))
-        with pytest.raises(RankFailed, match=r"^rank 3 \(pid \d+\): NotFound: .*nowhere"):
-            processes.wait_until_ready()
-        processes.close()
+        watch = RankWatch([RankProcess(task)], task.patience_s, lambda: losses.append(1))
+        with pytest.raises(RankFailed, match=r"^rank 3 \(pid \d+\): .*nowhere"):
+            watch.wait_until_ready()
+        watch.close()
     assert losses == [1]
 
 
@@ -80,3 +85,23 @@ def test_a_front_that_cannot_start_leaves_no_rank(folder: Path) -> None:
     with pytest.raises(ValueError, match="kv_cache_bytes"):
         load_group(str(folder), ranks=2, patience_s=1.0, **{**SIZES, "kv_cache_bytes": 1})
     assert not [pid for pid in descendants(os.getpid()) if "group.rank" in Path(f"/proc/{pid}/cmdline").read_text()]
+
+
+def test_a_rank_says_that_it_lives_and_what_it_uses(group: Callable[..., GroupRunner], folder: Path) -> None:
+    runner = group(2, patience_s=2.0)
+    LLM(str(folder), runner=runner).generate("a", SamplingParams(max_tokens=50, ignore_eos=True), use_tqdm=False)
+    wait_until(lambda: bool(runner.rank_states[1].memory_bytes), 10, "it says nothing")
+    states = runner.rank_states
+    assert [(state.rank, state.pid) for state in states] == [(0, os.getpid()), (1, runner.rank_pids[0])]
+    assert all(state.host == socket.gethostname() for state in states)
+    assert all(state.memory_bytes > 1 << 20 and state.cpu_s > 0 for state in states)
+    assert max(state.waited_s for state in states) > 0
+
+
+def test_a_rank_that_is_stopped_while_idle_ends_the_group(group: Callable[..., GroupRunner]) -> None:
+    runner = group(2, patience_s=1.0)
+    runner.check_device()
+    os.kill(runner.rank_pids[0], signal.SIGSTOP)
+    assert seconds_until(runner.check_device) < 5
+    with pytest.raises(RankFailed, match=r"^rank 1 \(pid \d+\) has said nothing for 1 s$"):
+        runner.check_device()

@@ -2,11 +2,13 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import transformers
 from folder_llama import folder_llama
 
+from gpu_worker.group.host_streams import HostPlace, HostStreams
 from gpu_worker.group.loading import load_group
 from gpu_worker.group.rank_task import RankTask
 from gpu_worker.group.shared_memory import SharedMemory
@@ -39,6 +41,7 @@ def uneven(folder: Path) -> Path:
 @pytest.mark.parametrize(
     ("model", "size", "options", "says"),
     [
+        (folder_llama, 4, {"stages": 4}, "this model has 3 layers: give no more stages"),
         (gpt, 2, {}, "runs Llama-like models by the extension on a CPU alone: leave it out"),
         (mixture, 2, {}, "models with experts are not divided between ranks: leave it out"),
         (folder_llama, 8, {}, "this model is too small for 8 ranks: give fewer"),
@@ -46,12 +49,15 @@ def uneven(folder: Path) -> Path:
     ],
 )
 def test_a_model_that_is_not_divided_is_refused(
-    tmp_path: Path, model: Callable[[Path], Path], size: int, options: dict[str, object], says: str
+    tmp_path: Path, model: Callable[[Path], Path], size: int, options: dict[str, Any], says: str
 ) -> None:
+    stages = options.get("stages", 1)
+    given = {name: value for name, value in {**SIZES, **options}.items() if name != "stages"}
     with SharedMemory.create("team") as team, SharedMemory.create("arena") as arena:
         task = RankTask(
             rank=0,
             size=size,
+            stages=stages,
             team=team.descriptor,
             arena=arena.descriptor,
             tokens=8,
@@ -59,10 +65,35 @@ def test_a_model_that_is_not_divided_is_refused(
             patience_s=1.0,
             options=SIZES,
         )
-        with pytest.raises(InvalidArgument, match=f"^tensor_parallel: .*{says}"):
-            load_runner(str(model(tmp_path / "model")), **{**SIZES, **options}, place=task.place())
+        with pytest.raises(InvalidArgument, match=f"^(tensor|pipeline)_parallel: .*{says}"):
+            load_runner(str(model(tmp_path / "model")), **given, place=task.place())
 
 
 def test_a_group_is_for_cpus() -> None:
     with pytest.raises(InvalidArgument, match=r"^tensor_parallel: a group runs on CPUs alone, not on cuda:0"):
         load_group("smollm2", ranks=2, patience_s=1.0, **{**SIZES, "device": "cuda:0"})
+
+
+@pytest.mark.parametrize(
+    ("missing", "further", "says"),
+    [
+        ("RANK", {}, "^launcher: RANK: not set: start with torchrun or in a LeaderWorkerSet, or set them$"),
+        ("", {"LOCAL_WORLD_SIZE": "2"}, "^launcher: each host has one process, .*: --nproc-per-node 1$"),
+    ],
+)
+def test_hosts_are_not_guessed(missing: str, further: dict[str, str], says: str) -> None:
+    whole = {"MASTER_ADDR": "here", "MASTER_PORT": "1", "RANK": "0", "WORLD_SIZE": "2"} | further
+    with pytest.raises(InvalidArgument, match=says):
+        HostPlace.of({name: value for name, value in whole.items() if name != missing})
+
+
+@pytest.mark.parametrize(
+    ("ranks", "stages", "says"),
+    [
+        (3, 1, "^tensor_parallel: 3 ranks are not equally many on 2 hosts: give a multiple$"),
+        (2, 2, "^pipeline_parallel: stages run on one host alone, not on 2: leave it out$"),
+    ],
+)
+def test_hosts_that_cannot_share_are_refused(ranks: int, stages: int, says: str) -> None:
+    with pytest.raises(InvalidArgument, match=says):
+        load_group("smollm2", ranks=ranks, stages=stages, streams=HostStreams(HostPlace(0, 2)), patience_s=1.0, **SIZES)

@@ -25,7 +25,8 @@ PARAMS = [
 
 def outputs(runner: Runner, folder: Path) -> list[Any]:
     """Tokens and log probabilities of many prompts that share too few blocks."""
-    llm = LLM(str(folder), runner=runner)
+    sizes = {name: SIZES[name] for name in ("max_batch_tokens", "max_batch_sequences")}
+    llm = LLM(str(folder), runner=runner, **sizes)
     params = [PARAMS[number % len(PARAMS)] for number in range(len(PROMPTS))]
     return [
         (each.prompt_logprobs, [(output.token_ids, output.logprobs) for output in each.outputs])
@@ -34,19 +35,22 @@ def outputs(runner: Runner, folder: Path) -> list[Any]:
 
 
 @pytest.mark.parametrize(
-    ("ranks", "options"),
+    ("ranks", "stages", "options"),
     [
-        (2, {"dtype": "float32"}),
-        (3, {"dtype": "bfloat16", "quantization": "none", "threads": 2}),
-        (5, {"quantization": "q4", "kv_cache_dtype": "int8"}),  # more ranks than KV heads
+        (2, 1, {"dtype": "float32"}),
+        (3, 1, {"dtype": "bfloat16", "quantization": "none", "threads": 2}),
+        (5, 1, {"quantization": "q4", "kv_cache_dtype": "int8"}),  # more ranks than KV heads
+        (1, 3, {"dtype": "float32", "threads": 2}),
+        (2, 2, {"quantization": "q8", "kv_cache_dtype": "int8"}),
+        pytest.param(4, 2, {"dtype": "float32"}, marks=pytest.mark.long),
     ],
 )
 def test_a_group_computes_the_bits_of_one_process(
-    group: Callable[..., GroupRunner], folder: Path, ranks: int, options: dict[str, object]
+    group: Callable[..., GroupRunner], folder: Path, ranks: int, stages: int, options: dict[str, object]
 ) -> None:
     alone = load_runner(str(folder), **{**SIZES, **options})
     expected = outputs(alone, folder)
-    several = group(ranks, **options)
+    several = group(ranks, stages=stages, **options)
     assert several.info == replace(alone.info, lora_support=several.info.lora_support)
     assert "leave --tensor-parallel out" in several.info.lora_support.refusal
     assert outputs(several, folder) == expected

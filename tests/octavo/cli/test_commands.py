@@ -119,6 +119,8 @@ def test_status_joins_the_file_with_the_answers(endpoint, capsys, tmp_path):
     assert (worker["endpoint"], worker["num_sequences"]) == ("127.0.0.1:9", 3)
     assert worker["blocks"] == {"free": 10, "used": 20, "cached": 30, "total": 0}
     assert worker["standby"] == {"sequences": 2, "kept_blocks": 15}
+    assert worker["ranks"][1] == {"rank": 1, "host": "there", "pid": 78}
+    assert missing["ranks"] == []
     assert (worker["role"], missing["role"]) == ("prefill", "")
     assert (missing["worker_id"], missing["pid"], missing["available"]) == ("worker-1", 12, False)
     (router,) = status["routers"]
@@ -127,6 +129,7 @@ def test_status_joins_the_file_with_the_answers(endpoint, capsys, tmp_path):
     text = capsys.readouterr().out
     assert re.search(r"worker-1 .*no router knows it now: it starts, hangs, or has ended; see its log", text)
     assert re.search(r"^worker-0 .* abc +prefill +3 ", text, re.M)
+    assert re.search(r"^worker +rank +host +pid\nworker-0 +0 +here +77\nworker-0 +1 +there +78$", text, re.M)
     assert re.search(r"^worker +sequences with a standby .*\nworker-0 +2 +15$", text, re.M)
     assert not re.search(r"^worker-1 +0", text, re.M), "it has and keeps none"
 

@@ -4,6 +4,7 @@ import asyncio
 import threading
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -14,6 +15,7 @@ from gpu_worker.serving.leaving import releaser
 from gpu_worker.serving.process import program, progress_monitor
 from gpu_worker.serving.process.listener import Listener
 from gpu_worker.serving.process.worker import Worker
+from gpu_worker.steps.rank_state import RankState
 from gpu_worker.steps.runner import StepOutput
 from gpu_worker.steps.step_input import StepInput
 from gpu_worker.testing.fake_runner import FakeRunner
@@ -171,6 +173,17 @@ async def test_a_sequence_whose_router_died_before_schedule_goes_back_to_the_que
     await life.run_something(scheduled=False)
     await until(lambda: life.is_in_state(SequenceState.QUEUED))
     assert not life.ended
+
+
+async def test_each_rank_has_a_service_in_health_and_its_metrics(life):
+    states = [RankState(rank=number, host="h", pid=number, memory_bytes=7) for number in range(2)]
+    life.worker.watch.ranks = lambda: states
+    await until(lambda: life.listener.health.is_serving("rank/1"))
+    values = {value.name: value.value for value in life.worker.metrics.values() if value.labels == ("1",)}
+    assert values["octavo_rank_memory_bytes"] == 7
+    states[1] = replace(states[1], silent_s=1.0)
+    await until(lambda: not life.listener.health.is_serving("rank/1"))
+    assert life.listener.health.is_serving("rank/0")
 
 
 async def test_a_loop_that_hangs_loses_lease_and_health_and_in_the_end_the_process(life):

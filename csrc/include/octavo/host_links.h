@@ -1,0 +1,76 @@
+// The connections of a group's host to its other hosts: what ranks of one host read from memory, those of others are
+// sent.
+//
+// There is a stream to each other host, and what goes through it has a fixed order, which both sides know: orders of
+// the front (host 0), and in a step the columns that each host has computed. The first rank of a host sends and
+// receives for all. No process trusts what it is sent to fit: frames say their kind, number and size.
+//
+// What goes wrong breaks the team of this host.
+#pragma once
+
+#include <cstdint>
+#include <initializer_list>
+#include <vector>
+
+#include "octavo/team.h"
+
+namespace octavo {
+
+struct Span {
+    std::int64_t first = 0, count = 0;
+};
+
+// Some columns of f32 [rows, stride] belong to each host.
+struct Columns {
+    float* data;
+    std::int64_t rows, stride;
+    const std::vector<Span>* spans;  // by host
+    bool for_front;                  // else for all hosts
+};
+
+enum class Frame : std::uint32_t { kColumns, kOrder, kHidden, kBlocks };
+
+class HostLinks {
+  public:
+    static constexpr int kMostHosts = 64;
+
+    // fds: sockets of streams, by host; -1 for this one. They are not closed here.
+    HostLinks(Team& team, std::vector<int> fds, int host);
+
+    int host() const { return host_; }
+    int size() const { return static_cast<int>(fds_.size()); }
+    std::uint64_t num_sent_bytes() const { return num_sent_bytes_; }
+
+    // All of them: false if the team is broken. Only one thread may call any of them.
+    // In the front: bytes for all other hosts.
+    bool tell(Frame frame, const void* data, std::int64_t bytes);
+    // In other hosts: waits for the front, without end; then `read` has to take so many bytes.
+    bool hear(Frame& frame, std::int64_t& bytes);
+    bool read(void* data, std::int64_t bytes);
+    // In all hosts at once: own columns go to the others, and theirs come.
+    bool exchange(std::initializer_list<Columns> columns);
+    // What was sent is not what it can be.
+    bool refuse(int host);
+
+  private:
+    struct Flow {
+        int host;
+        const char* out;
+        std::int64_t out_left;
+        char* in;
+        std::int64_t in_left;
+    };
+
+    bool move(std::vector<Flow>& flows, double patience_s);
+    bool step(Flow& flow, bool& moved);
+
+    Team& team_;
+    std::vector<int> fds_;
+    int host_;
+    std::uint32_t number_ = 0;  // of frames to or from all
+    std::uint64_t num_sent_bytes_ = 0;
+    std::vector<std::vector<char>> out_, in_;
+    std::vector<Flow> flows_;
+};
+
+}  // namespace octavo

@@ -1,0 +1,70 @@
+"""Another host of the group as the front sees it: the words of its ranks, which come through one stream."""
+
+import json
+import os
+import signal
+import socket
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gpu_worker.group.rank_task import RankTask
+
+LEAVE = b'{"leave": true}\n'  # of a host that is asked to end: the worker is to drain
+
+
+class HostConnection:
+    """A WordSource of several ranks."""
+
+    _leaves = False  # whether some host has asked the worker to leave
+
+    def __init__(self, host: int, ranks: Sequence[int], stream: socket.socket) -> None:
+        self.ranks = ranks
+        self.host = host
+        self._stream = stream
+
+    def hear_hello(self) -> Mapping[str, Any]:
+        """What the host says of itself, first of all. Raises OSError if it does not."""
+        with self._stream.makefile("rb", buffering=0) as words:
+            line = words.readline()
+        if not line.endswith(b"\n"):
+            raise OSError(f"host {self.host} has left before it said what it has")
+        hello: Mapping[str, Any] = json.loads(line)
+        return hello
+
+    def tell(self, task: RankTask) -> None:
+        """The task of its first rank, as a pattern for all of them."""
+        self._stream.sendall((task.to_json() + "\n").encode())
+
+    def start(self) -> None:
+        """Does nothing: the host has started by itself."""
+
+    def fileno(self) -> int:
+        return self._stream.fileno()
+
+    def read(self) -> bytes:
+        try:
+            data = self._stream.recv(1 << 16)
+        except OSError:
+            return b""
+        if LEAVE in data:  # short, and sent at once: it comes whole
+            if not HostConnection._leaves:  # a second SIGTERM would not let it drain
+                HostConnection._leaves = True
+                os.kill(os.getpid(), signal.SIGTERM)
+            return data.replace(LEAVE, b"") or b"\n"
+        return data
+
+    def beat(self) -> None:
+        try:
+            self._stream.send(b"\n", socket.MSG_DONTWAIT)
+        except OSError:  # it is full or has ended: both are seen by its silence
+            pass
+
+    def ending(self) -> str:
+        return f"the connection to host {self.host} has ended"
+
+    def kill(self) -> None:
+        """The host ends its ranks when it sees the end of the stream."""
+        try:
+            self._stream.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass

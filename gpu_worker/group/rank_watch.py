@@ -1,0 +1,180 @@
+"""The ranks other than 0 as their front sees them: their start, their words and their end."""
+
+import logging
+import selectors
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from gpu_worker.group.rank_process import RankProcess, WordSource
+from gpu_worker.group.rank_task import RankUsage, RankWord
+from gpu_worker.steps.rank_state import RankState
+
+log = logging.getLogger(__name__)
+END_PATIENCE_S = 5.0
+LEAST_SILENCE_S = 1.0  # before a rank counts as lost: shorter, a busy machine may not let it speak
+
+
+class RankFailed(RuntimeError):
+    """A rank of the group could not start, or has ended. The whole group computes nothing any more."""
+
+
+@dataclass(slots=True, eq=False)
+class _Rank:
+    ready: RankWord | None = None
+    failure: str = ""
+    usage: RankUsage | None = None
+    silent_s: float = 0.0
+
+
+@dataclass(slots=True)
+class _News:
+    """What the thread that watches has seen."""
+
+    condition: threading.Condition = field(default_factory=threading.Condition)
+    started: bool = False
+    loss: str = ""
+
+
+class RankWatch:
+    """Starts ranks, and watches them in a thread that lives as long as they do."""
+
+    def __init__(self, sources: Sequence[WordSource], patience_s: float, on_loss: Callable[[], None]) -> None:
+        """`on_loss` is called in the thread that watches, once, when a rank has ended by itself, or has said nothing
+        for `patience_s` after it was ready."""
+        self._patience_s = max(LEAST_SILENCE_S, patience_s)
+        self._tick_s = self._patience_s / 10
+        self._on_loss = on_loss
+        self._sources = sources
+        self._rests = dict.fromkeys(sources, b"")  # of the words: what is no line yet
+        self._ranks = {number: _Rank() for source in sources for number in source.ranks}
+        self._news = _News()
+        self._closing = False
+        self._thread = threading.Thread(target=self._watch, name="ranks", daemon=True)
+        self._thread.start()
+
+    @property
+    def loss(self) -> str:
+        """Which rank has ended, and how; empty while all live."""
+        return self._news.loss
+
+    @property
+    def pids(self) -> list[int]:
+        """Of the ranks on this host."""
+        return [source.pid for source in self._sources if isinstance(source, RankProcess) and source.pid]
+
+    def states(self) -> list[RankState]:
+        """By rank, all that are ready."""
+        return [
+            RankState(
+                rank=number,
+                host=rank.ready.host,
+                pid=rank.ready.pid,
+                silent_s=rank.silent_s,
+                memory_bytes=rank.usage.memory_bytes if rank.usage else 0,
+                cpu_s=rank.usage.cpu_s if rank.usage else 0.0,
+                waited_s=rank.usage.waited_s if rank.usage else 0.0,
+            )
+            for number, rank in sorted(self._ranks.items())
+            if rank.ready is not None
+        ]
+
+    def wait_until_ready(self) -> list[RankWord]:
+        """What all ranks say of themselves, by rank. Raises RankFailed if one cannot start."""
+        news = self._news
+        with news.condition:
+            news.condition.wait_for(
+                lambda: news.loss or (news.started and all(rank.ready for rank in self._ranks.values()))
+            )
+        if news.loss:
+            raise RankFailed(news.loss)
+        return [rank.ready for _, rank in sorted(self._ranks.items()) if rank.ready is not None]
+
+    def close(self) -> None:
+        """Ends all ranks, and waits until they are gone."""
+        self._closing = True
+        with self._news.condition:
+            self._news.condition.wait_for(lambda: self._news.started, END_PATIENCE_S)
+        for source in self._sources:
+            source.kill()
+        self._thread.join(END_PATIENCE_S)
+
+    def _watch(self) -> None:
+        with selectors.DefaultSelector() as selector:
+            for source in self._sources:
+                try:
+                    source.start()
+                except OSError as error:
+                    self._tell(loss=f"rank {source.ranks[0]} cannot start: {error}")
+                    break
+                selector.register(source, selectors.EVENT_READ, source)
+            self._tell(started=True)
+            turned = beaten = time.monotonic()
+            while selector.get_map():
+                for key, _ in selector.select(self._tick_s):
+                    if not self._read(key.data):
+                        selector.unregister(key.fileobj)
+                now = time.monotonic()
+                # Time in which this process was stopped is nobody's silence.
+                self._note_silence(min(now - turned, self._tick_s))
+                turned = now
+                if now - beaten >= self._tick_s:
+                    beaten = now
+                    for key in selector.get_map().values():
+                        key.data.beat()
+
+    def _read(self, source: WordSource) -> bool:
+        """Takes in what is said. False: it has ended."""
+        data = source.read()
+        *lines, self._rests[source] = (self._rests[source] + data).split(b"\n")
+        for line in filter(None, lines):
+            self._hear(RankWord.from_json(line.decode()))
+        if data:
+            return True
+        how = source.ending()
+        if not self._closing:
+            failed = [number for number in source.ranks if self._ranks[number].failure] or source.ranks
+            reason = self._ranks[failed[0]].failure or how
+            self._tell(loss=f"{self._named(failed[0])}: {reason}")
+        return False
+
+    def _named(self, number: int) -> str:
+        """Which rank, and where it is."""
+        ready = self._ranks[number].ready
+        pids = [source.pid for source in self._sources if isinstance(source, RankProcess) and number in source.ranks]
+        if pids:
+            return f"rank {number} (pid {pids[0]})"
+        return f"rank {number} (pid {ready.pid} on {ready.host})" if ready else f"rank {number}"
+
+    def _note_silence(self, passed_s: float) -> None:
+        for number, rank in self._ranks.items():
+            if rank.ready is None:
+                continue
+            rank.silent_s += passed_s
+            if rank.silent_s > self._patience_s and not self._closing:
+                self._tell(loss=f"{self._named(number)} has said nothing for {self._patience_s:g} s")
+
+    def _hear(self, word: RankWord) -> None:
+        rank = self._ranks[word.rank]
+        rank.silent_s = 0.0
+        if word.line:
+            log.log(word.level, "rank %d: %s", word.rank, word.line)
+        elif word.failure:
+            rank.failure = rank.failure or word.failure
+        elif word.usage is not None:
+            rank.usage = RankUsage(**word.usage)  # type: ignore[arg-type]
+        else:
+            with self._news.condition:
+                rank.ready = word
+                self._news.condition.notify_all()
+
+    def _tell(self, *, started: bool = False, loss: str = "") -> None:
+        with self._news.condition:
+            first = bool(loss) and not self._news.loss
+            self._news.started |= started
+            self._news.loss = self._news.loss or loss
+            self._news.condition.notify_all()
+        if first:
+            log.error("%s: the group ends", loss)
+            self._on_loss()

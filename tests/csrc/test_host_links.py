@@ -1,0 +1,92 @@
+"""What a host is sent by the front of its group: frames of no kind, number or size that can be are refused."""
+
+import socket
+import struct
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from draws import draws
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from live.process import wait_until
+
+SIZES = {"vocab": 64, "hidden": 16, "inner": 16, "heads": 2, "kv_heads": 2, "head_dim": 8, "eps": 1e-5, "scale": 1.0}
+NONE, HALVES = (0, 0), [(0, 32), (32, 32)]
+TOKENS, PLAN_BYTES = 8, 4096
+HEAD = struct.Struct("=IIq")  # kind, number, bytes
+ORDER, HIDDEN, BLOCKS = 1, 2, 3
+
+
+def memory_of(extension: ModuleType) -> torch.Tensor:
+    size = extension.Llama.team_bytes(SIZES, TOKENS, PLAN_BYTES)
+    whole = torch.zeros(size + 64, dtype=torch.uint8)
+    return whole[-whole.data_ptr() % 64 :][:size]
+
+
+@contextmanager
+def follower(extension: ModuleType) -> Iterator[tuple[socket.socket, Any, torch.Tensor, threading.Thread]]:
+    """The front's end of a stream to a host that serves a decoder without layers; its team, its arena, its thread."""
+    near, far = socket.socketpair()
+    team = extension.Team(memory_of(extension), 0, 1, 1.0)
+    head, matrix, turns = torch.ones(32, 16), torch.ones(64, 16), torch.ones(16, 4)
+    nothing = {f"host_{name}": [NONE, NONE] for name in ("kv_heads", "hidden", "inner")}
+    own = dict.fromkeys(("kv_heads", "hidden", "inner", "layers"), NONE)
+    links = extension.HostLinks(team, [far.fileno(), -1], 1)
+    room = {"tokens": TOKENS, "plan_bytes": PLAN_BYTES}
+    share = {"team": team, "links": links, **room, **own, "vocab": (32, 32), **nothing, "host_vocab": HALVES}
+    weights = (extension.Weight(matrix, "f32", 64, 16), extension.Weight(head, "f32", 32, 16))
+    decoder = extension.Llama(SIZES, *weights, torch.ones(16), turns, turns, [], share=share)
+    arena = torch.zeros(2, 3, 8)
+    thread = threading.Thread(target=lambda: decoder.serve(extension.Kv([]), arena))
+    thread.start()
+    try:
+        yield near, team, arena, thread
+    finally:
+        near.close()
+        thread.join(30)
+        far.close()
+        assert not thread.is_alive()
+
+
+@settings(max_examples=draws(20, 200), deadline=None)
+@given(
+    kind=st.integers(0, 5),
+    number=st.sampled_from([1, 1, 1, 2]),
+    size=st.one_of(st.integers(-2, 2000), st.integers(-(1 << 62), 1 << 62)),
+    numbers=st.lists(st.one_of(st.integers(-3, 70), st.integers(-(1 << 62), 1 << 62)), max_size=20),
+)
+def test_no_frame_is_taken_for_another(
+    extension: ModuleType, kind: int, number: int, size: int, numbers: list[int]
+) -> None:
+    with follower(extension) as (near, team, _, thread):
+        payload = struct.pack(f"={len(numbers)}q", *numbers)
+        near.sendall(HEAD.pack(kind, number, size) + payload + bytes(max(0, min(size, 4000) - len(payload))))
+        near.shutdown(socket.SHUT_RDWR)
+        thread.join(30)
+        assert team.trouble
+
+
+def test_blocks_are_put_where_they_belong(extension: ModuleType) -> None:
+    with follower(extension) as (near, team, arena, _):
+        ids, rows = [2, 0], torch.arange(2 * 2 * 8, dtype=torch.float32)
+        payload = struct.pack("=3q", len(ids), *ids) + rows.numpy().tobytes()
+        near.sendall(HEAD.pack(BLOCKS, 1, len(payload)) + payload)
+        near.sendall(HEAD.pack(BLOCKS, 2, 24) + struct.pack("=3q", 1, 7, 0))  # no block, and too short for one
+        wait_until(lambda: bool(team.trouble), 10, "it is not refused")
+    assert torch.equal(arena[:, [2, 0]].transpose(0, 1), rows.view(2, 2, 8))
+    assert not arena[:, 1].any()
+    assert team.trouble.startswith("host 0 has sent what is not expected")
+
+
+@pytest.mark.parametrize(
+    ("fds", "host", "field"), [([-1], 0, "fds"), ([5, 6], 0, "fds"), ([-1, 5], 2, "host"), ([-1, 5], -1, "host")]
+)
+def test_what_are_no_links_is_refused_by_name(extension: ModuleType, fds: list[int], host: int, field: str) -> None:
+    team = extension.Team(memory_of(extension), 0, 1, 1.0)
+    with pytest.raises(ValueError, match=f"^{field}: "):
+        extension.HostLinks(team, fds, host)

@@ -1,0 +1,141 @@
+"""A group on two hosts, of which the other one is a network namespace: it says what one process says, to the bit, and
+ends as one worker, whatever of it ends.
+"""
+
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from certificates import Certificates
+from guard.processes import descendants, exists, lasting
+from live.network_hosts import network_hosts, run, why_none
+from live.process import Process, wait_until
+
+from gpu_worker import LLM, SamplingParams
+from gpu_worker.group.group_runner import GroupRunner
+from gpu_worker.group.host_streams import HostPlace, meet_hosts
+from gpu_worker.group.loading import load_group
+from gpu_worker.group.rank_watch import RankFailed
+from gpu_worker.running.loading import load_runner
+from octavo.net.security.listener_tls import ListenerTls
+
+from .conftest import SIZES
+from .test_blocks import check_blocks_travel
+from .test_same_bits import outputs
+
+pytestmark = pytest.mark.timeout(300)  # programs import torch, and others may need the cores
+ROOT = Path(__file__).resolve().parents[3]
+LONG = SamplingParams(temperature=0, max_tokens=1900, ignore_eos=True)
+
+
+@dataclass(slots=True)
+class OtherHost:
+    """Where the other host's program runs, and the address of this process as it sees it."""
+
+    directory: Path
+    address: str
+    command: Callable[[list[str]], list[str]]
+    device: str = ""  # by which this process reaches it; empty: it is on this one's own network
+    programs: list[Process] = field(default_factory=list)
+
+    def follow(self, monkeypatch: pytest.MonkeyPatch, flags: list[str]) -> Process:
+        """Starts the program there, and has this process be the front."""
+        with socket.create_server((self.address, 0)) as probe:
+            port = probe.getsockname()[1]
+        meeting = {"MASTER_ADDR": self.address, "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
+        for name, value in {**meeting, "RANK": "0"}.items():
+            monkeypatch.setenv(name, value)
+        words = [f"{name}={value}" for name, value in {**meeting, "RANK": "1"}.items()]
+        program = [sys.executable, "-m", "gpu_worker", "--launcher", "torchrun", *flags]
+        command = self.command(["/usr/bin/env", *words, *program])
+        self.programs.append(Process("follower", command, self.directory / "follower.log", ROOT))
+        self.programs[-1].start()
+        return self.programs[-1]
+
+
+@pytest.fixture(scope="module")
+def other_host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OtherHost]:
+    directory = tmp_path_factory.mktemp("hosts")
+    if why_none():
+        yield OtherHost(directory, "127.0.0.2", lambda words: words)
+        return
+    with network_hosts(directory) as hosts, lasting(lambda: [host.pid for host in hosts.hosts]):
+        prefix = os.getpid() % 250 + 1
+        first = hosts.hosts[0]
+        yield OtherHost(directory, f"10.213.{prefix}.101", lambda w: first.command(w), f"oct{prefix}h0")
+
+
+@pytest.fixture
+def two_hosts(
+    other_host: OtherHost, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., tuple[GroupRunner, Process]]]:
+    """Starts a group of so many ranks. Nothing of it is left when the test ends."""
+    runners: list[GroupRunner] = []
+
+    def start(
+        ranks: int, flags: list[str], tls: ListenerTls | None = None, patience_s: float = 20.0, **options: object
+    ) -> tuple[GroupRunner, Process]:
+        follower = other_host.follow(monkeypatch, flags)
+        streams = meet_hosts(HostPlace.of(os.environ), tls)
+        given: dict[str, Any] = {**SIZES, **options}
+        runners.append(load_group(str(folder), ranks=ranks, streams=streams, patience_s=patience_s, **given))
+        return runners[-1], follower
+
+    yield start
+    for runner in runners:
+        runner.close()
+    for program in other_host.programs:
+        wait_until(lambda program=program: not program.running, 30, f"a follower stays: {program.tail()}")
+    other_host.programs.clear()
+
+
+def test_two_hosts_compute_the_bits_of_one_process(
+    two_hosts: Callable[..., tuple[GroupRunner, Process]], folder: Path, tmp_path: Path
+) -> None:
+    """Over TLS. Blocks are too few, so that some are swapped: what comes back is the same on both hosts."""
+    certificates = Certificates(tmp_path)
+    expected = outputs(load_runner(str(folder), **SIZES, kv_cache_dtype="int8"), folder)
+    runner, _ = two_hosts(4, certificates.flags("worker"), certificates.files("worker"), kv_cache_dtype="int8")
+    states = runner.rank_states
+    assert [state.rank for state in states] == [0, 1, 2, 3]
+    assert outputs(runner, folder) == expected
+
+
+def test_what_another_worker_wrote_is_on_all_hosts(
+    two_hosts: Callable[..., tuple[GroupRunner, Process]], folder: Path
+) -> None:
+    runner, _ = two_hosts(2, ["--insecure"], swap_bytes=0)
+    check_blocks_travel(load_runner(str(folder), **{**SIZES, "swap_bytes": 0}), runner, folder)
+
+
+@pytest.mark.parametrize("lost", ["host", "rank", "network"])
+def test_a_host_that_is_lost_ends_the_group(
+    two_hosts: Callable[..., tuple[GroupRunner, Process]], other_host: OtherHost, folder: Path, lost: str
+) -> None:
+    runner, follower = two_hosts(2, ["--insecure"], patience_s=1.0)
+    ranks = [pid for pid in descendants(follower.pid) if b"group.rank" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    assert len(ranks) == 1
+    if lost == "network" and not other_host.device:
+        pytest.skip(why_none())
+    if lost == "network":
+        run("ip", "link", "set", other_host.device, "down")
+    elif lost == "host":
+        follower.kill()
+    else:
+        os.kill(ranks[0], signal.SIGKILL)
+    began = time.monotonic()
+    try:
+        with pytest.raises(RankFailed, match=r"rank 1 \(pid \d+ on .*\)|host 1"):
+            LLM(str(folder), runner=runner).generate("a", LONG, use_tqdm=False)
+        assert time.monotonic() - began < 10
+        wait_until(lambda: not any(map(exists, ranks)), 10, "a rank stays")
+    finally:
+        if lost == "network":
+            run("ip", "link", "set", other_host.device, "up")

@@ -1,0 +1,108 @@
+"""Workers of several hosts: a LeaderWorkerSet whose pods find each other, start together, and end as one worker."""
+
+import json
+
+import pytest
+from rendered_chart import by_name, of_kind, template
+
+from gpu_worker.group.host_streams import HostPlace
+
+
+@pytest.fixture(scope="module")
+def objects():
+    return by_name(template(profile="groups"))
+
+
+@pytest.fixture(scope="module")
+def group(objects):
+    (found,) = of_kind(objects, "LeaderWorkerSet").values()
+    return found["spec"]
+
+
+@pytest.fixture(scope="module")
+def leader(group):
+    return group["leaderWorkerTemplate"]["leaderTemplate"]
+
+
+@pytest.fixture(scope="module")
+def follower(group):
+    return group["leaderWorkerTemplate"]["workerTemplate"]
+
+
+def container(pod):
+    (only,) = pod["spec"]["containers"]
+    return only
+
+
+def variables(pod):
+    return {each["name"]: each.get("value") for each in container(pod)["env"]}
+
+
+def test_a_kind_of_one_host_stays_a_statefulset(objects):
+    assert set(of_kind(objects, "StatefulSet")) == {"trial-octavo-worker-small", "trial-octavo-store"}
+
+
+def test_hosts_start_together_and_end_together(group):
+    assert group["startupPolicy"] == "LeaderCreated"
+    assert group["leaderWorkerTemplate"]["restartPolicy"] == "RecreateGroupOnPodRestart"
+    assert group["leaderWorkerTemplate"]["size"] == 3
+    assert group["networkConfig"] == {"subdomainPolicy": "Shared"}
+
+
+def test_hosts_find_each_other_by_torchruns_variables(leader, follower):
+    """The controller puts its variables before all others of a container, so that these may name them."""
+    given = {"LWS_LEADER_ADDRESS": "large-0.large.ns", "LWS_GROUP_SIZE": "3", "LWS_WORKER_INDEX": "2"}
+    for pod in (leader, follower):
+        found = {name: value for name, value in variables(pod).items() if value}
+        for name, value in given.items():
+            found = {key: each.replace(f"$({name})", value) for key, each in found.items()}
+        assert found["OCTAVO_WORKER_LAUNCHER"] == "torchrun"
+        assert found["OCTAVO_WORKER_TENSOR_PARALLEL"] == "6"
+        assert found["MASTER_ADDR"] == "large-0.large.ns"
+        assert HostPlace.of(found) == HostPlace(2, 3)
+
+
+def test_the_front_alone_is_called_and_drained(leader, follower):
+    called = {"ports", "startupProbe", "readinessProbe", "livenessProbe", "lifecycle"}
+    assert called <= set(container(leader))
+    assert not called & set(container(follower))
+    # A follower stays until its front has drained, whichever of the two is asked to go.
+    assert follower["spec"]["terminationGracePeriodSeconds"] == leader["spec"]["terminationGracePeriodSeconds"]
+
+
+def test_hosts_have_the_same_model_and_certificate(leader, follower):
+    for part in ("image", "args", "volumeMounts", "resources", "securityContext"):
+        assert container(leader)[part] == container(follower)[part]
+    assert leader["spec"]["volumes"] == follower["spec"]["volumes"]
+
+
+def test_hosts_of_a_group_may_call_each_other(objects, follower):
+    """On whatever ports they choose, as workers that move sequences do."""
+    policy = of_kind(objects, "NetworkPolicy")["trial-octavo-worker"]["spec"]
+    labels = follower["metadata"]["labels"]
+    assert policy["podSelector"]["matchLabels"].items() <= labels.items()
+    peer = [{"podSelector": policy["podSelector"]}]
+    assert {"from": peer} in policy["ingress"]
+    assert {"to": peer} in policy["egress"]
+
+
+def test_groups_scale_as_a_whole(objects):
+    (scaled,) = of_kind(objects, "ScaledObject").values()
+    target = {
+        "apiVersion": "leaderworkerset.x-k8s.io/v1",
+        "kind": "LeaderWorkerSet",
+        "name": "trial-octavo-worker-large",
+    }
+    assert scaled["spec"]["scaleTargetRef"] == target
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        ({"settings": {"tensor_parallel": 4}}, "settings.tensor_parallel has to be a multiple of worker.group.size"),
+        ({"cache": {"persistent": True}}, "do not go together"),
+    ],
+)
+def test_what_groups_cannot_have_is_refused(value, says):
+    worker = {"group": {"size": 3}, **value}
+    assert says in template("--set-json", f"worker={json.dumps(worker)}", ok=False)
