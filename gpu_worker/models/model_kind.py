@@ -33,22 +33,14 @@ PARTS = ("text_config", "vision_config", "audio_config", "audio_encoder_config")
 
 # Models with a state that each token changes. A configuration that lists its layers is read by that list instead.
 RECURRENT = (
-    *("bailing_hybrid", "bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid", "inkling2_text", "inkling_text"),
-    *(
-        "jamba",
-        "kimi_linear",
-        "lfm2",
-        "lfm2_moe",
-        "lfm3",
-        "mamba",
-        "mamba2",
-        "minimax",
-        "nemotron_h",
-        "olmo_hybrid",
-        "qwen3_5",
-    ),
-    *("qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next", "qwen4_exp_text", "recurrent_gemma", "rwkv"),
-    *("xlstm", "zamba", "zamba2", "zaya"),
+    *("inkling2_text", "inkling_text", "minimax", "qwen3_5", "qwen3_5_moe", "qwen4_exp_text", "recurrent_gemma"),
+    *("rwkv", "xlstm", "zamba", "zaya"),
+)
+# Those among them whose state blocks hold beside keys and values: they run through Transformers.
+STATEFUL = (
+    *("bailing_hybrid", "bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid", "jamba", "kimi_linear", "lfm2"),
+    *("lfm2_moe", "lfm3", "mamba", "mamba2", "nemotron_h", "olmo_hybrid", "qwen3_5_moe_text", "qwen3_5_text"),
+    *("qwen3_next", "zamba2"),
 )
 RECURRENT_LAYERS = (
     *("conv", "hybrid", "hybrid_sliding", "linear_attention", "mamba", "mamba2", "recurrent", "short_conv"),
@@ -120,7 +112,9 @@ def _reason(config: Mapping[str, Any]) -> str:
 
 
 def _recurrent_layers(kind: str, config: Mapping[str, Any]) -> str:
-    """What keeps a recurrent state; empty: nothing that the configuration tells of."""
+    """What keeps a recurrent state that blocks do not hold; empty: nothing that the configuration tells of."""
+    if kind in STATEFUL:
+        return ""
     if _kinds_of_layers(config):
         found = _layers_of(config, RECURRENT_LAYERS)
         return f"layers of kind {found}" if found else ""

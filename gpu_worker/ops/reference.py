@@ -89,6 +89,29 @@ class ReferenceOps:
             return self.linear(hidden, head, bias)
         return self.linear(hidden.float(), head.float(), None if bias is None else bias.float())
 
+    def linear_recurrence(
+        self, state: Tensor, queries: Tensor, keys: Tensor, values: Tensor, decays: Tensor, rates: Tensor | None
+    ) -> Tensor:
+        """Tokens read and change a matrix for each head, one after another: [num_tokens, num_heads, value dimensions].
+
+        `state` [num_heads, key dimensions, value dimensions] is changed in place. A token fades it by `decays`
+        [num_tokens, num_heads] or [num_tokens, num_heads, key dimensions], adds key · valueᵀ, and reads it by its query.
+        `rates` [num_tokens, num_heads]: it adds rate · (value - what the faded state gives for the key) in the value's
+        place (the delta rule). Several heads in a row may have one query and key. All are float32.
+        """
+        per_key = values.shape[1] // keys.shape[1]
+        outputs = torch.empty_like(values)
+        for token in range(values.shape[0]):
+            key, query = (x[token].repeat_interleave(per_key, 0)[..., None] for x in (keys, queries))
+            decay = decays[token]
+            state.mul_(decay[:, None, None] if decay.dim() == 1 else decay[..., None])
+            added = values[token]
+            if rates is not None:
+                added = (added - (state * key).sum(1)) * rates[token, :, None]
+            state.add_(key * added[:, None])
+            outputs[token] = (state * query).sum(1)
+        return outputs
+
     def copy_blocks(self, arena: Tensor, pairs: Sequence[tuple[int, int]]) -> None:
         """Copies blocks (from, to) in all layers of `arena` [num_layers, num_blocks, ...].
 

@@ -119,6 +119,7 @@ def load_runner(
         block_size=block_size,
         head_dim=decoder.head_dim,
         dtype=kv_format.DTYPES.get(kv_cache_dtype, loaded.dtype),
+        state=decoder.state,
     )
     context = min(decoder.context_tokens, context_tokens or decoder.context_tokens)
 

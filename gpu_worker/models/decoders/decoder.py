@@ -8,6 +8,7 @@ from torch.nn import functional
 
 from gpu_worker.ops import TokenBatch
 from gpu_worker.ops.lora import Lora
+from gpu_worker.ops.state_format import StateShape
 from octavo.model_files.lora_files import LoraFiles
 from octavo.model_files.lora_support import LoraSupport
 
@@ -15,16 +16,17 @@ LoadLora = Callable[[LoraFiles], Lora]  # raises BadModel
 
 
 class Decoder(Protocol):
-    """A model on its device. All layers have keys and values of one shape."""
+    """A model on its device. All layers with attention have keys and values of one shape."""
 
     name: str  # the name of the implementation, for the log
     vocab_size: int
     context_tokens: int  # positions the model was made for
-    num_layers: int
+    num_layers: int  # with keys and values
     num_kv_heads: int
     head_dim: int
     hidden_size: int  # numbers of a hidden state; 0: `states` cannot be asked
     window: int  # how many tokens a query sees at most, in whatever layer; 0: in some layer it sees all
+    state: StateShape  # what is remembered beside keys and values; each block has it as it is after its last token
     # Whether forward and logits do the same operations for all batches of the same sizes, without looking at numbers on
     # the device, so that a step can be captured as a CUDA graph.
     capturable: bool
@@ -34,7 +36,8 @@ class Decoder(Protocol):
     lora_support: LoraSupport  # which adapters these are, or why there are none
 
     def forward(self, batch: TokenBatch, kv: Sequence[Tensor], rows: Tensor) -> Tensor:
-        """Runs all tokens of the batch and writes their keys and values into `kv`, which has one tensor per layer.
+        """Runs all tokens of the batch and writes their keys and values into `kv`: a tensor for each layer, and
+        behind those the layers of the arena that the state fills.
 
         The result has one row for each of `rows` (int64, tokens of the batch) and is what `logits` takes.
         """

@@ -11,6 +11,9 @@ from octavo.request.errors import BadModel
 
 log = logging.getLogger(__name__)
 
+# Kinds of layers that keep a state, or nothing, and those that attend beside.
+OTHER_LAYERS = ("conv", "hybrid", "hybrid_sliding", "linear_attention", "mamba", "mamba2", "mlp", "moe", "short_conv")
+
 
 def check_weights(name: str, weights: Mapping[str, Any]) -> None:
     """Raises BadModel unless each weight came from the checkpoint and each tensor of the checkpoint went into the
@@ -56,7 +59,7 @@ def check_windows(name: str, config: Any, windows: Mapping[int, int], masked: Ab
     `windows` has the windows that attention is told of, by layer (0: none), and `masked` those of masks.
     """
     kinds = getattr(config, "layer_types", None) or ["full_attention"] * len(windows)
-    strange = set(kinds) - {"full_attention", "sliding_attention"}
+    strange = set(kinds) - {"full_attention", "sliding_attention", *OTHER_LAYERS}
     if strange:
         raise BadModel(f"{name}: layers of kind {', '.join(sorted(strange))} cannot be paged")
     for layer, kind in enumerate(kinds):
