@@ -11,6 +11,7 @@ from octavo.request.errors import BadModel
 
 log = logging.getLogger(__name__)
 
+UNBOUNDED = 1 << 20  # tokens, for a model without positions
 # Kinds of layers that keep a state, or nothing, and those that attend beside.
 OTHER_LAYERS = ("conv", "hybrid", "hybrid_sliding", "linear_attention", "mamba", "mamba2", "mlp", "moe", "short_conv")
 
@@ -38,12 +39,12 @@ def check_weights(name: str, weights: Mapping[str, Any]) -> None:
 
 
 def find_context(name: str, config: Any) -> int:
-    """The context of the configuration, or of the model before it was stretched by `longrope`.
+    """The context of the configuration, `UNBOUNDED`, or that of the model before it was stretched by `longrope`.
 
     Such a model turns all positions otherwise as soon as one of them lies past the original context. The sequences of
     a step would change each other, and keys in the cache would be wrong.
     """
-    context = int(config.max_position_embeddings)
+    context = int(getattr(config, "max_position_embeddings", UNBOUNDED))
     parameters = getattr(config, "rope_parameters", None) or {}
     for kind in (parameters, *parameters.values()):  # of all layers, or by kind of layer
         if isinstance(kind, Mapping) and kind.get("rope_type") == "longrope":

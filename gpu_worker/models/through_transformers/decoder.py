@@ -140,8 +140,7 @@ class TransformersDecoder:
         self._device = device
         self._options: dict[Any, AttentionOptions] = {}
         accepted = inspect.signature(model.forward).parameters
-        if "position_ids" not in accepted:
-            raise BadModel(f"{type(model).__name__} takes no positions, and a step has tokens of several sequences")
+        self._takes_positions = "position_ids" in accepted
         self._selects_rows = "logits_to_keep" in accepted
         config = cast("Any", model).config.get_text_config()
         self.name = f"transformers:{config.model_type}"
@@ -286,9 +285,9 @@ class TransformersDecoder:
 
     def _logits(self, token_ids: Tensor, positions: Tensor, rows: Tensor) -> Tensor:
         options: dict[str, Any] = {"logits_to_keep": rows} if self._selects_rows else {}
-        result = self._model(
-            input_ids=token_ids.unsqueeze(0), position_ids=positions.unsqueeze(0), use_cache=False, **options
-        )
+        if self._takes_positions:
+            options["position_ids"] = positions.unsqueeze(0)
+        result = self._model(input_ids=token_ids.unsqueeze(0), use_cache=False, **options)
         logits: Tensor = result.logits[0]
         return logits if self._selects_rows else logits[rows]
 
@@ -316,7 +315,9 @@ class TransformersDecoder:
         with self._step(batch, []) as step:
             self._logits(batch.token_ids, batch.positions, torch.tensor([1], device=self._device))
         num_layers, found = int(config.num_hidden_layers), sorted(step.shapes)
-        self.state = StateShape(tuple(step.states.asked)) if step.states is not None else NO_STATE
+        self.state = StateShape(tuple(step.states.asked)) if step.states else NO_STATE
+        if not self._takes_positions and (found or not self.state.parts):
+            raise BadModel(f"{type(self._model).__name__} takes no positions, and a step has tokens of several sequences")
         if found != list(range(num_layers)) and not self.state.parts:
             raise BadModel(f"{self.name}: {len(step.shapes)} of {num_layers} layers use the attention interface")
         if len(set(step.shapes.values())) > 1:
