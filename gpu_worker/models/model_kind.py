@@ -26,21 +26,21 @@ ENCODER_DECODERS = (
 # Models that take or give images or sound beside text.
 MODALITIES = (
     *("dots3_note", "emu3", "gemma3", "gemma3n", "gemma4", "gemma4_unified", "git", "got_ocr2", "llama4", "mllama"),
-    *("moss_transcribe_diarize", "musicgen", "musicgen_melody", "qwen4_exp"),
+    *("moss_transcribe_diarize", "musicgen", "musicgen_melody", "qwen3_5", "qwen3_5_moe", "qwen4_exp"),
 )
 
 PARTS = ("text_config", "vision_config", "audio_config", "audio_encoder_config")  # of configurations of such models
 
-# Models with a state that each token changes. A configuration that lists its layers is read by that list instead.
+# Models with a state that each token changes, in ways that blocks do not hold. A configuration that lists its layers is read by that list instead.
 RECURRENT = (
-    *("inkling2_text", "inkling_text", "minimax", "qwen3_5", "qwen3_5_moe", "qwen4_exp_text", "recurrent_gemma"),
-    *("rwkv", "xlstm", "zamba", "zaya"),
+    *("inkling2_text", "inkling_text", "minimax", "qwen4_exp_text", "recurrent_gemma", "rwkv"),
+    *("xlstm", "zamba", "zamba2", "zaya"),
 )
-# Those among them whose state blocks hold beside keys and values: they run through Transformers.
+# Models whose state blocks hold beside keys and values, or in their place: they run through Transformers.
 STATEFUL = (
     *("bailing_hybrid", "bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid", "jamba", "kimi_linear", "lfm2"),
     *("lfm2_moe", "lfm3", "mamba", "mamba2", "nemotron_h", "olmo_hybrid", "qwen3_5_moe_text", "qwen3_5_text"),
-    *("qwen3_next", "zamba2"),
+    "qwen3_next",
 )
 RECURRENT_LAYERS = (
     *("conv", "hybrid", "hybrid_sliding", "linear_attention", "mamba", "mamba2", "recurrent", "short_conv"),
@@ -171,4 +171,5 @@ THROUGH_TRANSFORMERS = (
     *("minicpm3", "minimax_m2", "ministral", "ministral3", "modernbert-decoder", "moshi", "nanochat", "nemotron"),
     *("olmo", "olmo2", "olmo3", "olmoe", "opt", "persimmon", "phi", "phi4_multimodal", "phimoe", "seed_oss"),
     *("solar_open", "stablelm", "starcoder2", "vaultgemma", "youtu"),
+    *STATEFUL,
 )

@@ -62,7 +62,7 @@ ElementFunction = Callable[[Tensor], Tensor]
 REGISTERS = 64  # numbers that torch takes at once on a CPU, at most: two registers of bfloat16
 
 
-def _by_registers(function: ElementFunction) -> ElementFunction:
+def by_registers(function: ElementFunction) -> ElementFunction:
     """`function`, which torch computes otherwise, with other bits, for the numbers at the end of a tensor that do not
     fill its registers. Which these are depends on the number of rows, unless rows fill registers."""
 
@@ -75,6 +75,6 @@ def _by_registers(function: ElementFunction) -> ElementFunction:
     return compute
 
 
-gelu = _by_registers(functional.gelu)
-gelu_tanh = _by_registers(lambda x: functional.gelu(x, approximate="tanh"))
-silu = _by_registers(functional.silu)
+gelu = by_registers(functional.gelu)
+gelu_tanh = by_registers(lambda x: functional.gelu(x, approximate="tanh"))
+silu = by_registers(functional.silu)

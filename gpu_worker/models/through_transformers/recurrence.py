@@ -17,11 +17,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers.activations import ACT2FN
 
-from gpu_worker.models.decoders.decoder import silu
+from gpu_worker.models.decoders.decoder import by_registers, silu
 from gpu_worker.models.through_transformers.states import StepStates, current_states
 from gpu_worker.ops import Ops
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"silu": silu, "swish": silu}
+exponential, softplus = by_registers(torch.exp), by_registers(functional.softplus)
 NORM_EPS = 1e-6  # of queries and keys of delta rules
 
 
@@ -80,7 +81,7 @@ class Recurrences:
         if use_qk_l2norm_in_kernel:
             queries, keys = _normalized(queries), _normalized(keys)
         queries = queries * queries.shape[-1] ** -0.5
-        outputs = self._recur(states, "delta", queries, keys, values, g[0].float().exp(), beta[0].float())
+        outputs = self._recur(states, "delta", queries, keys, values, exponential(g[0].float()), beta[0].float())
         return outputs.to(query.dtype).unsqueeze(0), None
 
     def mamba2(
@@ -103,7 +104,7 @@ class Recurrences:
         if z is not None:
             raise RuntimeError("a Mamba layer with its gate inside the scan is not known")
         inputs, steps = hidden_states[0].float(), _steps(dt[0], dt_bias, dt_softplus).clamp(*dt_limit).float()
-        decays = (A.float() * steps).exp()
+        decays = exponential(A.float() * steps)
         values = inputs * steps[..., None]
         outputs = self._recur(states, "mamba2", C[0].float(), B[0].float(), values, decays, None)
         if D is not None:
@@ -128,7 +129,7 @@ class Recurrences:
         """[1, channels, num_tokens]: each channel is a head, which has a number that fades for each of its state."""
         inputs = hidden_states[0].T.float()
         steps = _steps(dt[0].T, delta_bias, delta_softplus).float()
-        decays = (A.float() * steps[..., None]).exp()
+        decays = exponential(A.float() * steps[..., None])
         queries, keys = C[0].T.float()[:, None], B[0].T.float()[:, None]
         values = (steps * inputs)[..., None]
         outputs = self._recur(states, "mamba1", queries, keys, values, decays, None)[..., 0]
@@ -166,9 +167,9 @@ def _normalized(x: Tensor) -> Tensor:
     return x / (x.square().sum(-1, keepdim=True) + NORM_EPS).sqrt()
 
 
-def _steps(dt: Tensor, bias: Tensor | None, softplus: bool) -> Tensor:
+def _steps(dt: Tensor, bias: Tensor | None, positive: bool) -> Tensor:
     steps = dt if bias is None else dt + bias.to(dt.dtype)
-    return functional.softplus(steps) if softplus else steps
+    return softplus(steps) if positive else steps
 
 
 REPLACED = {
