@@ -31,7 +31,8 @@ MODALITIES = (
 
 PARTS = ("text_config", "vision_config", "audio_config", "audio_encoder_config")  # of configurations of such models
 
-# Models with a state that each token changes, in ways that blocks do not hold. A configuration that lists its layers is read by that list instead.
+# Models with a state that each token changes, in ways that blocks do not hold. A configuration that lists its layers is
+# read by that list instead.
 RECURRENT = (
     *("inkling2_text", "inkling_text", "minimax", "qwen4_exp_text", "recurrent_gemma", "rwkv"),
     *("xlstm", "zamba", "zamba2", "zaya"),
