@@ -140,10 +140,11 @@ def speculation(settings: WorkerSettings, info: RunnerInfo) -> Literal["off", "f
     chosen = settings.speculation
     if info.keeps_state and chosen not in ("auto", "off"):
         raise InvalidArgument(
-            "speculation", f"{info.model} has recurrent layers, whose state cannot go back behind a wrong guess: say off"
+            "speculation",
+            f"{info.model} has recurrent layers, whose state cannot go back behind a wrong guess: say off",
         )
     if chosen == "auto":
-        chosen = "recent" if info.piece_invariant else "off"
+        chosen = "recent" if info.piece_invariant and not info.keeps_state else "off"
     return cast("Literal['off', 'forced', 'lookup', 'recent']", chosen)
 
 

@@ -95,9 +95,9 @@ class ReferenceOps:
         """Tokens read and change a matrix for each head, one after another: [num_tokens, num_heads, value dimensions].
 
         `state` [num_heads, key dimensions, value dimensions] is changed in place. A token fades it by `decays`
-        [num_tokens, num_heads] or [num_tokens, num_heads, key dimensions], adds key · valueᵀ, and reads it by its query.
-        `rates` [num_tokens, num_heads]: it adds rate · (value - what the faded state gives for the key) in the value's
-        place (the delta rule). Several heads in a row may have one query and key. All are float32.
+        [num_tokens, num_heads] or [num_tokens, num_heads, key dimensions], adds key · valueᵀ, and reads it by its
+        query. `rates` [num_tokens, num_heads]: in the value's place it adds rate · (value - what the faded state gives
+        for the key), the delta rule. Several heads in a row may have one query and key. All are float32.
         """
         per_key = values.shape[1] // keys.shape[1]
         outputs = torch.empty_like(values)

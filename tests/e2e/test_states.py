@@ -1,4 +1,4 @@
-"""Streams of a model with recurrent layers, on real workers: killed, moved and swapped, they say what Transformers says."""
+"""Streams of a model with recurrent layers on real workers: moved and killed, they say what Transformers says."""
 
 import asyncio
 

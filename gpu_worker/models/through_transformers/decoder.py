@@ -31,8 +31,8 @@ from gpu_worker.models.through_transformers.checks import (
     find_context,
 )
 from gpu_worker.models.through_transformers.latent import compressed, layer_of
-from gpu_worker.models.through_transformers.recurrence import replace_recurrences
-from gpu_worker.models.through_transformers.states import StepStates, keeping
+from gpu_worker.models.through_transformers.recurrence import Recurrences, keeping, replace_recurrences
+from gpu_worker.models.through_transformers.states import StepStates
 from gpu_worker.ops import AttentionOptions, Ops, TokenBatch, make_batch
 from gpu_worker.ops.kv_format import KvShape
 from gpu_worker.ops.state_format import NO_STATE, BlockStates, StateShape
@@ -149,7 +149,7 @@ class TransformersDecoder:
         self.window = 0
         self.state = NO_STATE
         self._places: dict[int, int] = {}
-        replace_recurrences(model, ops)
+        replace_recurrences(model)
         self.num_layers, self.num_kv_heads, self.head_dim = self._probe(config)
         self._states: Tensor | None = None  # what the head was given in the last call of forward
         head = cast("Any", model).get_output_embeddings()
@@ -300,7 +300,10 @@ class TransformersDecoder:
             step.states = StepStates(batch, BlockStates(self.state, kv[self.num_layers :]), kv[0].shape[3])
         token = _current.set(step)
         try:
-            with compressed(self._model), nullcontext() if step.states is None else keeping(step.states):
+            with (
+                compressed(self._model),
+                keeping(Recurrences(self._ops, step.states)) if step.states else nullcontext(),
+            ):
                 yield step
         finally:
             _current.reset(token)
@@ -317,7 +320,9 @@ class TransformersDecoder:
         num_layers, found = int(config.num_hidden_layers), sorted(step.shapes)
         self.state = StateShape(tuple(step.states.asked)) if step.states else NO_STATE
         if not self._takes_positions and (found or not self.state.parts):
-            raise BadModel(f"{type(self._model).__name__} takes no positions, and a step has tokens of several sequences")
+            raise BadModel(
+                f"{type(self._model).__name__} takes no positions, and a step has tokens of several sequences"
+            )
         if found != list(range(num_layers)) and not self.state.parts:
             raise BadModel(f"{self.name}: {len(step.shapes)} of {num_layers} layers use the attention interface")
         if len(set(step.shapes.values())) > 1:

@@ -9,7 +9,9 @@ stay the model's own code. Outside of it Transformers' own functions run.
 
 import functools
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -18,7 +20,7 @@ from torch.nn import functional
 from transformers.activations import ACT2FN
 
 from gpu_worker.models.decoders.decoder import by_registers, silu
-from gpu_worker.models.through_transformers.states import StepStates, current_states
+from gpu_worker.models.through_transformers.states import StepStates
 from gpu_worker.ops import Ops
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"silu": silu, "swish": silu}
@@ -27,14 +29,14 @@ NORM_EPS = 1e-6  # of queries and keys of delta rules
 
 
 class Recurrences:
-    """The operations, on the ops of a device. Each has the first parameters of the function that it stands for."""
+    """The operations of a step. Each has the first parameters of the function that it stands for."""
 
-    def __init__(self, ops: Ops) -> None:
+    def __init__(self, ops: Ops, states: StepStates) -> None:
         self._ops = ops
+        self.states = states
 
     def convolve(
         self,
-        states: StepStates,
         hidden_states: Tensor,
         weight: Tensor,
         bias: Tensor | None = None,
@@ -43,15 +45,15 @@ class Recurrences:
     ) -> Tensor:
         """[1, channels, num_tokens]: each output is made of as many inputs as `weight` [channels, width] is wide."""
         inputs, width = hidden_states[0].T.contiguous(), weight.shape[-1]
-        index = states.claim("inputs", (width - 1, inputs.shape[1]), inputs.dtype)
+        index = self.states.claim("inputs", (width - 1, inputs.shape[1]), inputs.dtype)
         known, places, first = [], [], 0
-        for run in states.runs:
-            known += [states.before(index, run), inputs[run.begin : run.end]]
+        for run in self.states.runs:
+            known += [self.states.before(index, run), inputs[run.begin : run.end]]
             places += [*range(first, first + run.end - run.begin)]
             first += width - 1
             for piece in run.pieces:
                 last = torch.cat(known[-2:])[piece.end - run.begin :][: width - 1]
-                states.keep(index, piece, last)
+                self.states.keep(index, piece, last)
             first += run.end - run.begin
         line, rows = torch.cat(known).float(), torch.tensor(places, device=inputs.device)
         taps = weight.float()
@@ -66,7 +68,6 @@ class Recurrences:
 
     def gated_delta(
         self,
-        states: StepStates,
         query: Tensor,
         key: Tensor,
         value: Tensor,
@@ -81,19 +82,18 @@ class Recurrences:
         if use_qk_l2norm_in_kernel:
             queries, keys = _normalized(queries), _normalized(keys)
         queries = queries * queries.shape[-1] ** -0.5
-        outputs = self._recur(states, "delta", queries, keys, values, exponential(g[0].float()), beta[0].float())
+        outputs = self._recur("delta", queries, keys, values, exponential(g[0].float()), beta[0].float())
         return outputs.to(query.dtype).unsqueeze(0), None
 
     def mamba2(
         self,
-        states: StepStates,
         hidden_states: Tensor,
         dt: Tensor,
-        A: Tensor,  # noqa: N803
-        B: Tensor,  # noqa: N803
-        C: Tensor,  # noqa: N803
+        A: Tensor,
+        B: Tensor,
+        C: Tensor,
         *_: Any,
-        D: Tensor | None = None,  # noqa: N803
+        D: Tensor | None = None,
         z: Tensor | None = None,
         dt_bias: Tensor | None = None,
         dt_softplus: bool = False,
@@ -106,20 +106,19 @@ class Recurrences:
         inputs, steps = hidden_states[0].float(), _steps(dt[0], dt_bias, dt_softplus).clamp(*dt_limit).float()
         decays = exponential(A.float() * steps)
         values = inputs * steps[..., None]
-        outputs = self._recur(states, "mamba2", C[0].float(), B[0].float(), values, decays, None)
+        outputs = self._recur("mamba2", C[0].float(), B[0].float(), values, decays, None)
         if D is not None:
             outputs = outputs + D.float()[..., None] * inputs
         return outputs.unsqueeze(0)
 
     def mamba1(
         self,
-        states: StepStates,
         hidden_states: Tensor,
         dt: Tensor,
-        A: Tensor,  # noqa: N803
-        B: Tensor,  # noqa: N803
-        C: Tensor,  # noqa: N803
-        D: Tensor | None = None,  # noqa: N803
+        A: Tensor,
+        B: Tensor,
+        C: Tensor,
+        D: Tensor | None = None,
         z: Tensor | None = None,
         delta_bias: Tensor | None = None,
         delta_softplus: bool = False,
@@ -132,7 +131,7 @@ class Recurrences:
         decays = exponential(A.float() * steps[..., None])
         queries, keys = C[0].T.float()[:, None], B[0].T.float()[:, None]
         values = (steps * inputs)[..., None]
-        outputs = self._recur(states, "mamba1", queries, keys, values, decays, None)[..., 0]
+        outputs = self._recur("mamba1", queries, keys, values, decays, None)[..., 0]
         if D is not None:
             outputs = outputs + inputs * D.float()
         if z is not None:
@@ -141,7 +140,6 @@ class Recurrences:
 
     def _recur(
         self,
-        states: StepStates,
         kind: str,
         queries: Tensor,
         keys: Tensor,
@@ -151,15 +149,15 @@ class Recurrences:
     ) -> Tensor:
         """The recurrence of `Ops.linear_recurrence` over all tokens of the step."""
         shape = values.shape[1], keys.shape[-1], values.shape[-1]
-        index, outputs = states.claim(kind, shape, torch.float32), torch.empty_like(values)
-        for run in states.runs:
-            state = states.before(index, run)
+        index, outputs = self.states.claim(kind, shape, torch.float32), torch.empty_like(values)
+        for run in self.states.runs:
+            state = self.states.before(index, run)
             for piece in run.pieces:
                 part = slice(piece.begin, piece.end)
                 outputs[part] = self._ops.linear_recurrence(
                     state, queries[part], keys[part], values[part], decays[part], None if rates is None else rates[part]
                 )
-                states.keep(index, piece, state)
+                self.states.keep(index, piece, state)
         return outputs
 
 
@@ -182,26 +180,34 @@ REPLACED = {
 _MARK = "octavo_own"
 
 
-def replace_recurrences(model: nn.Module, ops: Ops) -> None:
-    """Lets the layers of a model ask `current_states` for what they remember, where there are such states."""
+_current: ContextVar[Recurrences | None] = ContextVar("octavo_recurrences", default=None)  # a step per thread
+
+
+def replace_recurrences(model: nn.Module) -> None:
+    """Lets the layers of a model, and of others of its kind, call our operations within `keeping`."""
     for module in {sys.modules[type(layer).__module__] for layer in model.modules()}:
         for name, method in REPLACED.items():
             function = getattr(module, name, None)
             if function is not None and not hasattr(function, _MARK):
-                setattr(module, name, _replacement(function, method, Recurrences(ops)))
+                setattr(module, name, _replacement(function, method))
 
 
-def _replacement(own: Callable[..., Any], method: Callable[..., Any], recurrences: Recurrences) -> Callable[..., Any]:
+def _replacement(own: Callable[..., Any], method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(own)
     def call(*args: Any, **kwargs: Any) -> Any:
-        states = current_states()
-        return own(*args, **kwargs) if states is None else method(recurrences, states, *args, **kwargs)
+        recurrences = _current.get()
+        return own(*args, **kwargs) if recurrences is None else method(recurrences, *args, **kwargs)
 
     setattr(call, _MARK, own)
     return call
 
 
-def remembers(model: nn.Module) -> bool:
-    """Whether some module of the model's layers has operations that look back."""
-    modules: Iterable[Any] = {sys.modules[type(layer).__module__] for layer in model.modules()}
-    return any(hasattr(module, name) for module in modules for name in REPLACED)
+@contextmanager
+def keeping(recurrences: Recurrences) -> Iterator[None]:
+    """Within this, what a model remembers of its sequences is read from the states of a step, and kept there."""
+    token = _current.set(recurrences)
+    try:
+        yield
+        recurrences.states.end()
+    finally:
+        _current.reset(token)

@@ -5,8 +5,6 @@ of each block, and after the last token of the step. So every full block can be 
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass
 
 import torch
@@ -84,7 +82,9 @@ class StepStates:
         if self._blocks is None:
             return
         if len(self.asked) != len(self._blocks.shape.parts):
-            raise RuntimeError(f"the model kept {len(self.asked)} parts of a state, not {len(self._blocks.shape.parts)}")
+            raise RuntimeError(
+                f"the model kept {len(self.asked)} parts of a state, not {len(self._blocks.shape.parts)}"
+            )
         for run in self.runs:
             for piece in run.pieces:
                 self._blocks.set_num_tokens(piece.block, piece.num_tokens)
@@ -101,21 +101,3 @@ def _runs(batch: TokenBatch, block_size: int) -> Iterator[Run]:
             begin, position = begin + end - position, end
         if pieces:
             yield Run(tuple(pieces), before)
-
-
-_current: ContextVar[StepStates | None] = ContextVar("octavo_states", default=None)  # a step per thread
-
-
-def current_states() -> StepStates | None:
-    return _current.get()
-
-
-@contextmanager
-def keeping(states: StepStates) -> Iterator[None]:
-    """Within this, what a model remembers of its sequences is read from `states` and kept there."""
-    token = _current.set(states)
-    try:
-        yield
-        states.end()
-    finally:
-        _current.reset(token)

@@ -7,11 +7,11 @@ import torch
 from same_bits import FAULTS, Engines, draw_cases
 from transformers_types import STATEFUL
 
-from gpu_worker.models.through_transformers.recurrence import Recurrences
-from gpu_worker.models.through_transformers.states import StepStates, keeping
+from gpu_worker.models.through_transformers.recurrence import Recurrences, keeping
+from gpu_worker.models.through_transformers.states import StepStates
 from gpu_worker.ops import choose_ops, make_batch
 from gpu_worker.ops.state_format import BlockStates, StatePart, StateShape
-from octavo.request.errors import BadModel
+from octavo.request.errors import BadModel, InvalidArgument
 
 CPU = torch.device("cpu")
 TOKENS = [(7 * i + 3) % 128 for i in range(50)]
@@ -58,39 +58,54 @@ def test_layouts_tell_models_with_other_states_apart(tiny, load):
     assert len({runner.info.layout for runner in (*runners, halves)}) == 2, "the first two have the same form"
 
 
+@pytest.mark.parametrize("kv_dtype", ["bfloat16", "int8"])
+def test_blocks_may_be_large_and_of_any_type(kv_dtype, tiny, load, greedy):
+    """A state has its own type, in blocks of whatever else."""
+    model = tiny("qwen3_5_text")
+    runner = load(model.directory, block_size=256, kv_cache_dtype=kv_dtype)
+    whole, odd = greedy(runner, [TOKENS], 8), greedy(load(model.directory, kv_cache_dtype=kv_dtype), [TOKENS], 8)
+    assert whole == odd
+    with pytest.raises(InvalidArgument, match="256 slots are for models with recurrent layers: say 128 at most"):
+        load(tiny("opt").directory, block_size=256)
+
+
 def draw(seed: int, *shape: int) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-def convolution(operations, states, part):
-    return operations.convolve(states, draw(1, 1, 40, 20)[..., part], draw(2, 40, 4), draw(3, 40), "silu")[0].T
+def convolution(operations, part):
+    return operations.convolve(draw(1, 1, 40, 20)[..., part], draw(2, 40, 4), draw(3, 40), "silu")[0].T
 
 
-def delta_rule(operations, states, part):
-    queries, keys, values = draw(1, 1, 20, 2, 16)[:, part], draw(2, 1, 20, 2, 16)[:, part], draw(3, 1, 20, 4, 24)[:, part]
+def delta_rule(operations, part):
+    queries, keys, values = (
+        draw(1, 1, 20, 2, 16)[:, part],
+        draw(2, 1, 20, 2, 16)[:, part],
+        draw(3, 1, 20, 4, 24)[:, part],
+    )
     fading, rates = -draw(4, 1, 20, 4)[:, part].abs(), draw(5, 1, 20, 4)[:, part].abs()
-    outputs, _ = operations.gated_delta(states, queries, keys, values, fading, rates, use_qk_l2norm_in_kernel=True)
+    outputs, _ = operations.gated_delta(queries, keys, values, fading, rates, use_qk_l2norm_in_kernel=True)
     return outputs[0]
 
 
-def kimi_delta(operations, states, part):
+def kimi_delta(operations, part):
     queries, keys, values = (draw(seed, 1, 20, 4, 16)[:, part] for seed in (1, 2, 3))
     fading, rates = -draw(4, 1, 20, 4, 16)[:, part].abs(), draw(5, 1, 20, 4)[:, part].abs()
-    return operations.gated_delta(states, queries, keys, values, fading, rates)[0][0]
+    return operations.gated_delta(queries, keys, values, fading, rates)[0][0]
 
 
-def mamba2(operations, states, part):
+def mamba2(operations, part):
     inputs, steps = draw(1, 1, 20, 6, 8)[:, part], draw(2, 1, 20, 6)[:, part]
     fading, keys, queries = -draw(3, 6).abs(), draw(4, 1, 20, 2, 16)[:, part], draw(5, 1, 20, 2, 16)[:, part]
     more = {"D": draw(6, 6), "dt_bias": draw(7, 6), "dt_softplus": True}
-    return operations.mamba2(states, inputs, steps, fading, keys, queries, 8, **more)[0]
+    return operations.mamba2(inputs, steps, fading, keys, queries, 8, **more)[0]
 
 
-def mamba1(operations, states, part):
+def mamba1(operations, part):
     inputs, steps, gates = (draw(seed, 1, 40, 20)[..., part] for seed in (1, 2, 6))
     fading, keys, queries = -draw(3, 40, 8).abs(), draw(4, 1, 8, 20)[..., part], draw(5, 1, 8, 20)[..., part]
     more = {"D": draw(7, 40), "z": gates, "delta_bias": draw(8, 40), "delta_softplus": True}
-    return operations.mamba1(states, inputs, steps, fading, keys, queries, **more)[0].T
+    return operations.mamba1(inputs, steps, fading, keys, queries, **more)[0].T
 
 
 FORMS = {
@@ -104,15 +119,16 @@ FORMS = {
 
 @pytest.mark.parametrize("operation", FORMS)
 def test_an_operation_has_the_same_bits_in_any_pieces(operation):
-    operations, shape = Recurrences(choose_ops(CPU)), StateShape((FORMS[operation],))
+    ops, shape = choose_ops(CPU), StateShape((FORMS[operation],))
 
     def outputs(ends):
         layers, parts, start = list(torch.full((-(-shape.num_bytes // 512), 3, 512), 255, dtype=torch.uint8)), [], 0
         for end in ends:
             length = end - start
             batch = make_batch([0] * length, range(start, end), [0] * length, [length], [end], [[2, 0, 1]], CPU)
-            with keeping(states := StepStates(batch, BlockStates(shape, layers), 8)):
-                parts.append(operation(operations, states, slice(start, end)))
+            operations = Recurrences(ops, StepStates(batch, BlockStates(shape, layers), 8))
+            with keeping(operations):
+                parts.append(operation(operations, slice(start, end)))
             start = end
         return torch.cat(parts), layers
 
