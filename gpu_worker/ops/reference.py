@@ -99,17 +99,18 @@ class ReferenceOps:
         query. `rates` [num_tokens, num_heads]: in the value's place it adds rate · (value - what the faded state gives
         for the key), the delta rule. Several heads in a row may have one query and key. All are float32.
         """
-        per_key = values.shape[1] // keys.shape[1]
         outputs = torch.empty_like(values)
+        grouped = keys.shape[1], values.shape[1] // keys.shape[1]  # heads with one key side by side
+        matrix, added_to = state.unflatten(0, grouped), values.unflatten(1, grouped)
         for token in range(values.shape[0]):
-            key, query = (x[token].repeat_interleave(per_key, 0)[..., None] for x in (keys, queries))
-            decay = decays[token]
-            state.mul_(decay[:, None, None] if decay.dim() == 1 else decay[..., None])
-            added = values[token]
+            key, query = (x[token][:, None, :, None] for x in (keys, queries))
+            decay = decays[token].view(*grouped, -1, 1)
+            matrix.mul_(decay)
+            added = added_to[token]
             if rates is not None:
-                added = (added - (state * key).sum(1)) * rates[token, :, None]
-            state.add_(key * added[:, None])
-            outputs[token] = (state * query).sum(1)
+                added = (added - (matrix * key).sum(2)) * rates[token].view(*grouped, 1)
+            matrix.add_(key * added[:, :, None])
+            outputs[token] = (matrix * query).sum(2).flatten(0, 1)
         return outputs
 
     def copy_blocks(self, arena: Tensor, pairs: Sequence[tuple[int, int]]) -> None:

@@ -25,6 +25,7 @@ from gpu_worker.ops import Ops
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"silu": silu, "swish": silu}
 exponential, softplus = by_registers(torch.exp), by_registers(functional.softplus)
+AT_ONCE = 64  # tokens: Mamba 1 has a number for each of them, each channel and each of its state
 NORM_EPS = 1e-6  # of queries and keys of delta rules
 
 
@@ -82,7 +83,7 @@ class Recurrences:
         if use_qk_l2norm_in_kernel:
             queries, keys = _normalized(queries), _normalized(keys)
         queries = queries * queries.shape[-1] ** -0.5
-        outputs = self._recur("delta", queries, keys, values, exponential(g[0].float()), beta[0].float())
+        outputs = self._recur("delta", queries, keys, values, _fading(g[0].float()), beta[0].float())
         return outputs.to(query.dtype).unsqueeze(0), None
 
     def mamba2(
@@ -104,9 +105,8 @@ class Recurrences:
         if z is not None:
             raise RuntimeError("a Mamba layer with its gate inside the scan is not known")
         inputs, steps = hidden_states[0].float(), _steps(dt[0], dt_bias, dt_softplus).clamp(*dt_limit).float()
-        decays = exponential(A.float() * steps)
         values = inputs * steps[..., None]
-        outputs = self._recur("mamba2", C[0].float(), B[0].float(), values, decays, None)
+        outputs = self._recur("mamba2", C[0].float(), B[0].float(), values, _fading(A.float() * steps), None)
         if D is not None:
             outputs = outputs + D.float()[..., None] * inputs
         return outputs.unsqueeze(0)
@@ -128,10 +128,11 @@ class Recurrences:
         """[1, channels, num_tokens]: each channel is a head, which has a number that fades for each of its state."""
         inputs = hidden_states[0].T.float()
         steps = _steps(dt[0].T, delta_bias, delta_softplus).float()
-        decays = exponential(A.float() * steps[..., None])
+        rates = A.float()
         queries, keys = C[0].T.float()[:, None], B[0].T.float()[:, None]
         values = (steps * inputs)[..., None]
-        outputs = self._recur("mamba1", queries, keys, values, decays, None)[..., 0]
+        outputs = self._recur("mamba1", queries, keys, values, lambda part: _fade(rates * steps[part, :, None]), None)
+        outputs = outputs[..., 0]
         if D is not None:
             outputs = outputs + inputs * D.float()
         if z is not None:
@@ -144,21 +145,31 @@ class Recurrences:
         queries: Tensor,
         keys: Tensor,
         values: Tensor,
-        decays: Tensor,
+        decays: Callable[[slice], Tensor],
         rates: Tensor | None,
     ) -> Tensor:
-        """The recurrence of `Ops.linear_recurrence` over all tokens of the step."""
+        """`Ops.linear_recurrence` over all tokens of the step. `decays` makes those of some tokens."""
         shape = values.shape[1], keys.shape[-1], values.shape[-1]
         index, outputs = self.states.claim(kind, shape, torch.float32), torch.empty_like(values)
         for run in self.states.runs:
             state = self.states.before(index, run)
             for piece in run.pieces:
-                part = slice(piece.begin, piece.end)
-                outputs[part] = self._ops.linear_recurrence(
-                    state, queries[part], keys[part], values[part], decays[part], None if rates is None else rates[part]
-                )
+                for begin in range(piece.begin, piece.end, AT_ONCE):
+                    part = slice(begin, min(begin + AT_ONCE, piece.end))
+                    given = queries[part], keys[part], values[part], decays(part)
+                    rate = None if rates is None else rates[part]
+                    outputs[part] = self._ops.linear_recurrence(state, *given, rate)
                 self.states.keep(index, piece, state)
         return outputs
+
+
+def _fade(logarithms: Tensor) -> Tensor:
+    """exp of [num_tokens, ...], whose bits do not depend on the number of tokens."""
+    return exponential(logarithms.flatten(1)).reshape(logarithms.shape)
+
+
+def _fading(logarithms: Tensor) -> Callable[[slice], Tensor]:
+    return lambda part: _fade(logarithms[part])
 
 
 def _normalized(x: Tensor) -> Tensor:

@@ -20,12 +20,13 @@ ONE_OF_EACH_OPERATION = ("lfm2", "qwen3_next", "kimi_linear", "granitemoehybrid"
 
 @pytest.mark.parametrize("name", STATEFUL)
 def test_pieces_of_a_prompt_have_the_logits_of_transformers(name, tiny, load, all_logits):
-    """Pieces that end within blocks and with them, and single tokens."""
+    """Pieces that end within blocks and with them, and single tokens. Delta rules by chunks, as Transformers has them,
+    err by 1.5e-4 on Qwen3-Next, where ours err by 1.2e-5 (against float64)."""
     model, runner = tiny(name), load(tiny(name).directory)
     expected = model.logits(TOKENS)
     for ends in ((), (5, 6, 7, 16, 17, 41)):
         logits = all_logits(runner, TOKENS, ends)
-        assert float((logits - expected).abs().max() / expected.abs().max()) < 1e-4
+        assert float((logits - expected).abs().max() / expected.abs().max()) < 5e-4
 
 
 @pytest.mark.parametrize("fault", FAULTS)
