@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
-from typing import cast
 
 import torch
 from torch import Tensor
@@ -97,5 +96,5 @@ class BlockStates:
         while place < end:
             layer, offset = divmod(place, self._layer_bytes)
             length = min(end - place, self._layer_bytes - offset)
-            yield cast("Tensor", self._layers[layer][block, offset : offset + length]), place - first
+            yield self._layers[layer][block, offset : offset + length], place - first
             place += length

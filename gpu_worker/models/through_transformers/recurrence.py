@@ -181,7 +181,7 @@ def _steps(dt: Tensor, bias: Tensor | None, positive: bool) -> Tensor:
     return softplus(steps) if positive else steps
 
 
-REPLACED = {
+REPLACED: dict[str, Callable[..., Any]] = {
     "causal_conv1d_fn": Recurrences.convolve,
     "torch_chunk_gated_delta_rule": Recurrences.gated_delta,
     "chunk_kimi_delta_attention": Recurrences.gated_delta,

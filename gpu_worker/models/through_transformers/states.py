@@ -52,9 +52,9 @@ class StepStates:
         self.device = batch.token_ids.device
         self._blocks = blocks
         self.runs = tuple(_runs(batch, block_size))
-        for run in self.runs if blocks is not None else ():
+        for run in self.runs:
             known = run.pieces[-1].num_tokens - (run.end - run.begin)
-            if run.before >= 0 and (found := blocks.num_tokens(run.before)) != known:
+            if blocks is not None and run.before >= 0 and (found := blocks.num_tokens(run.before)) != known:
                 raise RuntimeError(f"block {run.before} has the state after {found} tokens of a sequence, not {known}")
 
     def claim(self, kind: str, shape: Sequence[int], dtype: torch.dtype) -> int:
