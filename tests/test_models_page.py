@@ -56,7 +56,6 @@ NOT_REFUSED_BY_DEFAULT: dict[str, dict[str, Any]] = {  # or not to be made by de
     "gemma4_assistant": {
         "text_config": {"model_type": "gemma4_text", "hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0}
     },
-    "lfm2": {"layer_types": ["full_attention", "conv"], "num_hidden_layers": 2},
     "minimax_m3_vl_text": {"layer_types": ["full_attention", "minimax_m3_sparse"], "num_hidden_layers": 2},
 }
 

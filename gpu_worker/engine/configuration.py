@@ -108,6 +108,9 @@ def build_draft_model(settings: WorkerSettings, info: RunnerInfo) -> DraftModel 
         kv_cache_bytes=DRAFT_CACHE_BYTES,
         swap_bytes=0,
     )
+    if runner.info.keeps_state:
+        message = f"{settings.draft_model} has recurrent layers, whose state cannot go back: give a model without them"
+        raise InvalidArgument("draft_model", message)
     if not same_tokens(info.tokenizer, runner.info.tokenizer):
         message = f"{settings.draft_model} has another tokenizer than {info.model}: give a model with the same tokens"
         raise InvalidArgument("draft_model", message)
@@ -154,10 +157,18 @@ def step_s(settings: WorkerSettings, info: RunnerInfo) -> float:
 
 
 def speculation(settings: WorkerSettings, info: RunnerInfo) -> Literal["off", "forced", "lookup", "recent"]:
-    """Which drafts steps may have. With `auto` only those that can change no token, even of two nearly equal ones."""
+    """Which drafts steps may have. With `auto` only those that can change no token, even of two nearly equal ones.
+
+    Raises InvalidArgument for a model whose state has gone on past a guess that turns out to be wrong.
+    """
     chosen = settings.speculation
+    if info.keeps_state and chosen not in ("auto", "off"):
+        raise InvalidArgument(
+            "speculation",
+            f"{info.model} has recurrent layers, whose state cannot go back behind a wrong guess: say off",
+        )
     if chosen == "auto":
-        chosen = "recent" if info.piece_invariant else "off"
+        chosen = "recent" if info.piece_invariant and not info.keeps_state else "off"
     return cast("Literal['off', 'forced', 'lookup', 'recent']", chosen)
 
 

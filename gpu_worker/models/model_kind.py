@@ -26,7 +26,7 @@ ENCODER_DECODERS = (
 # Models that take or give images or sound beside text.
 MODALITIES = (
     *("dots3_note", "emu3", "gemma3", "gemma3n", "gemma4", "gemma4_unified", "git", "got_ocr2", "llama4", "mllama"),
-    *("moss_transcribe_diarize", "musicgen", "musicgen_melody", "qwen4_exp"),
+    *("moss_transcribe_diarize", "musicgen", "musicgen_melody", "qwen3_5", "qwen3_5_moe", "qwen4_exp"),
 )
 
 # Those of them whose pictures are read: gpu_worker/models/through_transformers/picture_decoder.py.
@@ -34,24 +34,17 @@ PICTURES = ("qwen2_vl", "qwen2_5_vl")
 
 PARTS = ("text_config", "vision_config", "audio_config", "audio_encoder_config")  # of configurations of such models
 
-# Models with a state that each token changes. A configuration that lists its layers is read by that list instead.
+# Models with a state that each token changes, in ways that blocks do not hold. A configuration that lists its layers is
+# read by that list instead.
 RECURRENT = (
-    *("bailing_hybrid", "bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid", "inkling2_text", "inkling_text"),
-    *(
-        "jamba",
-        "kimi_linear",
-        "lfm2",
-        "lfm2_moe",
-        "lfm3",
-        "mamba",
-        "mamba2",
-        "minimax",
-        "nemotron_h",
-        "olmo_hybrid",
-        "qwen3_5",
-    ),
-    *("qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next", "qwen4_exp_text", "recurrent_gemma", "rwkv"),
+    *("inkling2_text", "inkling_text", "minimax", "qwen4_exp_text", "recurrent_gemma", "rwkv"),
     *("xlstm", "zamba", "zamba2", "zaya"),
+)
+# Models whose state blocks hold beside keys and values, or in their place: they run through Transformers.
+STATEFUL = (
+    *("bailing_hybrid", "bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid", "jamba", "kimi_linear", "lfm2"),
+    *("lfm2_moe", "lfm3", "mamba", "mamba2", "nemotron_h", "olmo_hybrid", "qwen3_5_moe_text", "qwen3_5_text"),
+    "qwen3_next",
 )
 RECURRENT_LAYERS = (
     *("conv", "hybrid", "hybrid_sliding", "linear_attention", "mamba", "mamba2", "recurrent", "short_conv"),
@@ -125,7 +118,9 @@ def _reason(config: Mapping[str, Any]) -> str:
 
 
 def _recurrent_layers(kind: str, config: Mapping[str, Any]) -> str:
-    """What keeps a recurrent state; empty: nothing that the configuration tells of."""
+    """What keeps a recurrent state that blocks do not hold; empty: nothing that the configuration tells of."""
+    if kind in STATEFUL:
+        return ""
     if _kinds_of_layers(config):
         found = _layers_of(config, RECURRENT_LAYERS)
         return f"layers of kind {found}" if found else ""
@@ -181,4 +176,5 @@ THROUGH_TRANSFORMERS = (
     *("jetmoe", "kolibri1", "laguna", "longcat_flash", "mellum", "minicpm3", "ministral", "ministral3"),
     *("modernbert-decoder", "moshi", "nanochat", "nemotron", "olmo", "olmo2", "olmo3", "opt", "persimmon", "phi"),
     *("phi4_multimodal", "phimoe", "seed_oss", "stablelm", "starcoder2", "vaultgemma", "youtu"),
+    *STATEFUL,
 )

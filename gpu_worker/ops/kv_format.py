@@ -7,6 +7,8 @@ A layer of an arena is [num_blocks, num_kv_heads, 2, block_size, width]. Floats,
 and width is head_dim. In int8 every slot of every head has a scale of its own, made when the slot is written, so what
 is stored depends on nothing but the key or value itself. Then width is head_dim + 2, and a page (the last two
 dimensions) holds first its block_size * head_dim numbers, then block_size scales in float16.
+
+Behind the layers of keys and values an arena has as many more as the state of recurrent layers fills (state_format).
 """
 
 from dataclasses import dataclass
@@ -14,6 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor
+
+from gpu_worker.ops.state_format import NO_STATE, StateShape
 
 DTYPES = {
     "float32": torch.float32,
@@ -90,11 +94,21 @@ class KvShape:
     block_size: int
     head_dim: int
     dtype: torch.dtype
+    state: StateShape = NO_STATE
 
     @property
     def bytes_per_block(self) -> int:
-        slots = self.num_layers * self.num_kv_heads * 2 * self.block_size
-        return slots * width(self.dtype, self.head_dim) * self.dtype.itemsize
+        return self.arena_layers * self._layer_bytes
+
+    @property
+    def arena_layers(self) -> int:
+        """The layers with keys and values, and those that the state of a block fills."""
+        return self.num_layers + -(-self.state.num_bytes // self._layer_bytes)
+
+    @property
+    def _layer_bytes(self) -> int:
+        """How many bytes a block has in each layer of the arena."""
+        return self.num_kv_heads * 2 * self.block_size * width(self.dtype, self.head_dim) * self.dtype.itemsize
 
     @property
     def dtype_name(self) -> str:
@@ -106,7 +120,8 @@ class KvShape:
 
         Two arenas have the same text exactly if a block's bytes mean the same in both.
         """
-        return f"hnd.{self.dtype_name}.l{self.num_layers}.h{self.num_kv_heads}.b{self.block_size}.d{self.head_dim}"
+        pages = f"hnd.{self.dtype_name}.l{self.num_layers}.h{self.num_kv_heads}.b{self.block_size}.d{self.head_dim}"
+        return f"{pages}.s{self.state.name}" if self.state.parts else pages
 
     def allocate_arena(self, num_blocks: int, device: torch.device, pinned: bool = False) -> Tensor:
         """Memory of zeros for `num_blocks` blocks. On a CPU it takes no memory until it is written."""
@@ -120,7 +135,7 @@ class KvShape:
 
     def _arena_shape(self, num_blocks: int) -> tuple[int, ...]:
         page = self.block_size, width(self.dtype, self.head_dim)
-        return self.num_layers, num_blocks, self.num_kv_heads, 2, *page
+        return self.arena_layers, num_blocks, self.num_kv_heads, 2, *page
 
 
 def _untouched(num_bytes: int) -> Tensor:

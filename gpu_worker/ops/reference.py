@@ -89,6 +89,30 @@ class ReferenceOps:
             return self.linear(hidden, head, bias)
         return self.linear(hidden.float(), head.float(), None if bias is None else bias.float())
 
+    def linear_recurrence(
+        self, state: Tensor, queries: Tensor, keys: Tensor, values: Tensor, decays: Tensor, rates: Tensor | None
+    ) -> Tensor:
+        """Tokens read and change a matrix for each head, one after another: [num_tokens, num_heads, value dimensions].
+
+        `state` [num_heads, key dimensions, value dimensions] is changed in place. A token fades it by `decays`
+        [num_tokens, num_heads] or [num_tokens, num_heads, key dimensions], adds key · valueᵀ, and reads it by its
+        query. `rates` [num_tokens, num_heads]: in the value's place it adds rate · (value - what the faded state gives
+        for the key), the delta rule. Several heads in a row may have one query and key. All are float32.
+        """
+        outputs = torch.empty_like(values)
+        grouped = keys.shape[1], values.shape[1] // keys.shape[1]  # heads with one key side by side
+        matrix, added_to = state.unflatten(0, grouped), values.unflatten(1, grouped)
+        for token in range(values.shape[0]):
+            key, query = (x[token][:, None, :, None] for x in (keys, queries))
+            decay = decays[token].view(*grouped, -1, 1)
+            matrix.mul_(decay)
+            added = added_to[token]
+            if rates is not None:
+                added = (added - (matrix * key).sum(2)) * rates[token].view(*grouped, 1)
+            matrix.add_(key * added[:, :, None])
+            outputs[token] = (matrix * query).sum(2).flatten(0, 1)
+        return outputs
+
     def copy_blocks(self, arena: Tensor, pairs: Sequence[tuple[int, int]]) -> None:
         """Copies blocks (from, to) in all layers of `arena` [num_layers, num_blocks, ...].
 

@@ -36,6 +36,7 @@ from octavo.request.errors import InvalidArgument
 
 log = logging.getLogger(__name__)
 
+LARGEST_BLOCK, LARGEST_WITH_STATE = 128, 1024  # token slots; of a model whose blocks have a state
 ADAPTER_SHARE = 64  # of the blocks of a GPU, what adapters may take by default
 DTYPES = {"auto": None, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -87,8 +88,8 @@ def load_runner(
         raise InvalidArgument("dtype", f"{dtype!r} is not one of {', '.join(DTYPES)}")
     if kv_cache_dtype != "auto" and kv_cache_dtype not in kv_format.DTYPES:
         raise InvalidArgument("kv_cache_dtype", f"{kv_cache_dtype!r} is not one of auto, {', '.join(kv_format.DTYPES)}")
-    if not 8 <= block_size <= 128 or block_size & (block_size - 1):
-        raise InvalidArgument("block_size", f"{block_size} is not a power of two from 8 to 128")
+    if not 8 <= block_size <= LARGEST_WITH_STATE or block_size & (block_size - 1):
+        raise InvalidArgument("block_size", f"{block_size} is not a power of two from 8 to {LARGEST_WITH_STATE}")
     if cuda_graphs == "mixed" and batch_invariant:  # plans of pieces of fixed lengths have room for gigabytes of parts
         raise InvalidArgument("cuda_graphs", "mixed steps are not captured with batch_invariant: say auto or off")
     where = choose_device(device)
@@ -113,12 +114,14 @@ def load_runner(
         on_progress=on_progress,
     )
     decoder = loaded.decoder
+    _check_state(decoder, block_size, where)
     shape = KvShape(
         num_layers=decoder.num_layers,
         num_kv_heads=decoder.num_kv_heads,
         block_size=block_size,
         head_dim=decoder.head_dim,
         dtype=kv_format.DTYPES.get(kv_cache_dtype, loaded.dtype),
+        state=decoder.state,
     )
     context = min(decoder.context_tokens, context_tokens or decoder.context_tokens)
 
@@ -160,6 +163,7 @@ def load_runner(
     if not 0 < info.max_sequence_blocks <= num_blocks:  # else blocks out of the window are used again
         info = replace(info, context_tokens=min(context, num_blocks * block_size))
     _log_start(info, ops, decoder)
+    _log_state(shape)
     sampler = choose_sampler(decoder.vocab_size, where, loaded.eos_token_ids)
     graphs = capture(arena.layers)
     for each in graphs:
@@ -228,6 +232,7 @@ def _info(loaded: LoadedModel, arena: KvArena, device: torch.device, context: in
         num_blocks=arena.num_blocks,
         num_host_blocks=arena.num_host_blocks,
         bytes_per_block=arena.shape.bytes_per_block,
+        keeps_state=bool(loaded.decoder.state.parts),
         window=loaded.decoder.window,
         tokenizer=loaded.tokenizer,
         sampling_defaults=loaded.sampling_defaults,
@@ -235,6 +240,26 @@ def _info(loaded: LoadedModel, arena: KvArena, device: torch.device, context: in
         lora_support=loaded.decoder.lora_support,
         pictures=loaded.decoder.picture_support,
     )
+
+
+def _check_state(decoder: Decoder, block_size: int, device: torch.device) -> None:
+    if not decoder.state.parts:
+        if block_size > LARGEST_BLOCK:
+            reason = f"{block_size} slots are for models with recurrent layers: say {LARGEST_BLOCK} at most"
+            raise InvalidArgument("block_size", reason)
+    elif device.type != "cpu":
+        reason = f"{decoder.name} has recurrent layers, whose states have been kept on CPUs alone so far: say cpu"
+        raise InvalidArgument("device", reason)
+
+
+def _log_state(shape: KvShape) -> None:
+    state, whole = shape.state.num_bytes, shape.bytes_per_block
+    if state:
+        log.info(
+            "each block of %d tokens has a state of recurrent layers: %d of its %d bytes. A larger --block-size has"
+            " fewer states, and prompts are found again at the ends of its blocks",
+            *(shape.block_size, state, whole),
+        )
 
 
 def _log_start(info: RunnerInfo, ops: Ops, decoder: Decoder) -> None:

@@ -49,6 +49,7 @@ class RunnerInfo:
     layout: str  # fingerprint of a block's layout: dtype, shape, order
     # Whether a token has the same bits whatever runs beside it, and in a piece of any size.
     piece_invariant: bool = False
+    keeps_state: bool = False  # whether blocks have a state that goes from token to token: none can be taken back
     numerics: str = ""  # by what its bits may differ from those of another worker of this model; empty: by nothing
     kv_dtype: str
     device: str

@@ -77,7 +77,11 @@ class WorkerSettings(ListenerSettings):
         " ~/.cache/octavo/packed; off: none",
     )
     packed_cache_bytes: int = option(16 << 30, "size of that folder, at most", size=True, low=0)
-    block_size: int = option(16, "token slots of a block", choices=(8, 16, 32, 64, 128))
+    block_size: int = option(
+        16,
+        "token slots of a block; more than 128 for models with recurrent layers alone, of which each block has a state",
+        choices=(8, 16, 32, 64, 128, 256, 512, 1024),
+    )
     kv_cache_dtype: str = option(
         "auto",
         "data type of keys and values in blocks; auto: the model's; int8: with a scale for each token and head",

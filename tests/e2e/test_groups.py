@@ -12,11 +12,10 @@ from guard.processes import descendants, exists
 from live.cluster import Cluster, Shape
 from live.fixtures import whole
 from live.process import wait_until
+from live.moves import migrate
 from live.reader import Reader
 
 from octavo.client import SamplingParams
-from octavo.v1 import admin_pb2
-from octavo.wire import statuses
 
 PROMPTS = [[number, *range(30, 90)] for number in range(6)]
 pytestmark = pytest.mark.timeout(300)  # workers import torch, and others may need the cores
@@ -126,13 +125,3 @@ async def test_a_stream_moves_with_its_blocks_between_groups_of_any_size(mixed):
             assert moved is None or moved.num_blocks > 0
         await asyncio.wait_for(reader.task, 120)
         assert reader.tokens == alone.tokens
-
-
-def migrate(cluster: Cluster, request_id: str, name: str) -> admin_pb2.MigrateResponse | None:
-    """None if it is there already."""
-    listed = cluster.admin().ListSequences(admin_pb2.ListSequencesRequest(), timeout=10).sequences
-    owner = next(each.owner for each in listed if each.request_id == request_id)
-    if cluster.workers()[name].incarnation == owner:
-        return None
-    with statuses.serving_errors():
-        return cluster.admin().Migrate(admin_pb2.MigrateRequest(request_id=request_id, worker_id=name), timeout=30)

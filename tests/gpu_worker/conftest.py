@@ -137,7 +137,9 @@ class World:
         moving: bool = False,  # blocks and sequences come from other workers, and leave
         ending: bool = False,  # branches end alone, and prompts wait for blocks of other workers
         guessing: bool = False,  # decodes have drafts, right ones and wrong ones
+        kind: type[WitnessRunner] = WitnessRunner,
     ) -> None:
+        self.kind = kind
         self.rng = random.Random(seed)
         self.trial_rng = random.Random(~seed)
         self.ending_rng = random.Random(seed * 31 + 7) if ending else None
@@ -161,7 +163,7 @@ class World:
 
     def start(self) -> None:
         """A new worker: empty blocks, empty cache."""
-        self.runner = WitnessRunner(**self.runner_options)
+        self.runner = self.kind(**self.runner_options)
         self.parts = SchedulerParts(self.config, self.runner.info, clock=lambda: self.now)
         self.scheduler = self.parts.scheduler
         if self.guessing_rng is not None:

@@ -80,6 +80,49 @@ LATENT = {
     "v_head_dim": 16,
 }
 
+DELTA = {"linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 16, "linear_value_head_dim": 24}
+THREE_LINEAR = {"layer_types": ["linear_attention"] * 3 + ["full_attention"]}
+KIMI = {**LATENT, **ROUTED_EXPERTS, **THREE_LINEAR, "num_local_experts": 4}
+SCAN = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 16, "mamba_n_groups": 2}
+ALONE = {"vocab_size": 128, "hidden_size": 32, "num_hidden_layers": 3, **NO_ENDS}
+CONVOLUTIONS = {**SMALL, "layer_types": ["conv", "full_attention", "conv", "conv"]}
+
+# With a state beside keys and values, or in their place.
+STATEFUL: dict[str, tuple[str, dict]] = {
+    "bailing_hybrid": ("BailingHybrid", {**KIMI, "head_dim": 16, "mlp_layer_types": ["dense"] + ["sparse"] * 3}),
+    "bamba": ("Bamba", {**SMALL, **SCAN, "attn_layer_indices": [1]}),
+    "falcon_h1": ("FalconH1", {**WIDE, **SCAN, "mamba_d_ssm": 64}),
+    "falcon_mamba": ("FalconMamba", {**ALONE, "state_size": 8}),
+    "granitemoehybrid": (
+        "GraniteMoeHybrid",
+        {**SMALL, **SCALES, **SCAN, **LOCAL_EXPERTS, "shared_intermediate_size": 32}
+        | {"layer_types": ["mamba", "attention", "mamba", "mamba"]},
+    ),
+    "jamba": (
+        "Jamba",
+        {**SMALL, **EXPERTS, "mamba_d_state": 8, "mamba_dt_rank": 4, "attn_layer_period": 4, "attn_layer_offset": 1}
+        | {"expert_layer_period": 2, "expert_layer_offset": 1},
+    ),
+    "kimi_linear": (
+        "KimiLinear",
+        {**KIMI, "linear_head_dim": 16, "linear_num_heads": 4, "mlp_layer_types": ["dense"] + ["sparse"] * 3},
+    ),
+    "lfm2": ("Lfm2", {**CONVOLUTIONS, "conv_bias": True, "block_auto_adjust_ff_dim": False}),
+    "lfm2_moe": ("Lfm2Moe", {**CONVOLUTIONS, **NARROW, "num_dense_layers": 1}),
+    "lfm3": ("Lfm3", SMALL),
+    "mamba": ("Mamba", {**ALONE, "state_size": 8}),
+    "mamba2": ("Mamba2", {**ALONE, "num_heads": 8, "head_dim": 8, "state_size": 16, "n_groups": 2}),
+    "nemotron_h": (
+        "NemotronH",
+        {**WIDE, "mamba_num_heads": 8, "mamba_head_dim": 8, "ssm_state_size": 16, "n_groups": 2}
+        | {"layers_block_type": ["linear_attention", "full_attention", "mlp", "linear_attention"]},
+    ),
+    "olmo_hybrid": ("OlmoHybrid", {**SMALL, **DELTA, **THREE_LINEAR, "linear_num_key_heads": 4}),
+    "qwen3_5_moe_text": ("Qwen3_5MoeText", {**WIDE, **NARROW, **SHARED, **DELTA, **THREE_LINEAR}),
+    "qwen3_5_text": ("Qwen3_5Text", {**WIDE, **DELTA, **THREE_LINEAR}),
+    "qwen3_next": ("Qwen3Next", {**WIDE, **NARROW, **SHARED, **DELTA, **THREE_LINEAR}),
+}
+
 # By a name for the test: the class of the configuration (without "Config"), and its fields.
 TYPES: dict[str, tuple[str, dict]] = {
     "afmoe": ("Afmoe", {**WIDE, **WINDOWED, **EXPERTS, "moe_intermediate_size": 32}),
@@ -206,4 +249,5 @@ TYPES: dict[str, tuple[str, dict]] = {
     "starcoder2-unwindowed": ("Starcoder2", {**SMALL, "sliding_window": None}),
     "vaultgemma": ("VaultGemma", {**WIDE, **WINDOWED, "tie_word_embeddings": False}),
     "youtu": ("Youtu", LATENT),
+    **STATEFUL,
 }

@@ -9,6 +9,7 @@ from torch.nn import functional
 
 from gpu_worker.ops import TokenBatch
 from gpu_worker.ops.lora import Lora
+from gpu_worker.ops.state_format import StateShape
 from octavo.model_files.lora_files import LoraFiles
 from octavo.model_files.lora_support import LoraSupport
 from octavo.pictures.support import PictureSupport
@@ -18,16 +19,17 @@ EncodePicture = Callable[[bytes, int, int], Tensor]  # pixels, height, width; a 
 
 
 class Decoder(Protocol):
-    """A model on its device. All layers have keys and values of one shape."""
+    """A model on its device. All layers with attention have keys and values of one shape."""
 
     name: str  # the name of the implementation, for the log
     vocab_size: int
     context_tokens: int  # positions the model was made for
-    num_layers: int
+    num_layers: int  # with keys and values
     num_kv_heads: int
     head_dim: int
     hidden_size: int  # numbers of a hidden state; 0: `states` cannot be asked
     window: int  # how many tokens a query sees at most, in whatever layer; 0: in some layer it sees all
+    state: StateShape  # what is remembered beside keys and values; each block has it as it is after its last token
     # Whether forward and logits do the same operations for all batches of the same sizes, without looking at numbers on
     # the device, so that a step can be captured as a CUDA graph.
     capturable: bool
@@ -40,7 +42,8 @@ class Decoder(Protocol):
     picture_support: PictureSupport  # which pictures these are, or why there are none
 
     def forward(self, batch: TokenBatch, kv: Sequence[Tensor], rows: Tensor) -> Tensor:
-        """Runs all tokens of the batch and writes their keys and values into `kv`, which has one tensor per layer.
+        """Runs all tokens of the batch and writes their keys and values into `kv`: a tensor for each layer, and
+        behind those the layers of the arena that the state fills.
 
         The result has one row for each of `rows` (int64, tokens of the batch) and is what `logits` takes.
         """
@@ -65,7 +68,7 @@ ElementFunction = Callable[[Tensor], Tensor]
 REGISTERS = 64  # numbers that torch takes at once on a CPU, at most: two registers of bfloat16
 
 
-def _by_registers(function: ElementFunction) -> ElementFunction:
+def by_registers(function: ElementFunction) -> ElementFunction:
     """`function`, which torch computes otherwise, with other bits, for the numbers at the end of a tensor that do not
     fill its registers. Which these are depends on the number of rows, unless rows fill registers."""
 
@@ -78,7 +81,7 @@ def _by_registers(function: ElementFunction) -> ElementFunction:
     return compute
 
 
-gelu = _by_registers(functional.gelu)
-gelu_tanh = _by_registers(lambda x: functional.gelu(x, approximate="tanh"))
-silu = _by_registers(functional.silu)
-sigmoid = _by_registers(torch.sigmoid)
+gelu = by_registers(functional.gelu)
+gelu_tanh = by_registers(lambda x: functional.gelu(x, approximate="tanh"))
+silu = by_registers(functional.silu)
+sigmoid = by_registers(torch.sigmoid)

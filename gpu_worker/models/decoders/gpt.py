@@ -23,6 +23,7 @@ from gpu_worker.models.decoders.decoder import (
 )
 from gpu_worker.models.decoders.rope import RopeParameters
 from gpu_worker.ops import AttentionOptions, Ops, TokenBatch
+from gpu_worker.ops.state_format import NO_STATE
 from octavo.model_files.lora_support import NO_LORA
 from octavo.pictures.support import NO_PICTURES
 
@@ -228,6 +229,7 @@ class GptDecoder:
         self.head_dim = config.head_dim
         self.hidden_size = config.hidden_size
         self.window = common_window(config.windows)
+        self.state = NO_STATE
         self._ops = ops
         self._tensors = {name: tensor.to(device) for name, tensor in tensors.items()}
         self._head = self._tensors.get("head", self._tensors["embedding"])

@@ -21,6 +21,7 @@ from gpu_worker.models.decoders.experts import StackTensors, read_experts, run_e
 from gpu_worker.models.decoders.lora_weights import load, placed, support_of
 from gpu_worker.ops import AttentionOptions, Ops, TokenBatch
 from gpu_worker.ops.lora import add_lora
+from gpu_worker.ops.state_format import NO_STATE
 from octavo.pictures.support import NO_PICTURES
 
 FIRST_SOURCES = {  # the matrices of a layer, and the first tensor that each is made of
@@ -164,6 +165,7 @@ class LlamaDecoder:
         self.head_dim = config.head_dim
         self.hidden_size = config.hidden_size
         self.window = common_window(config.windows)
+        self.state = NO_STATE
         self._ops = ops
         self._embedding = on_device["embedding"]
         self._norm = on_device["norm"]

@@ -24,6 +24,7 @@ from gpu_worker.models.packed.weight_memory import HugePageAllocator, ScratchMem
 from gpu_worker.ops import TokenBatch
 from gpu_worker.ops.lora import Lora
 from gpu_worker.ops.native_cpu import FLOATS
+from gpu_worker.ops.state_format import NO_STATE
 from octavo.model_files.lora_files import LoraFiles
 from octavo.model_files.lora_support import LoraSupport
 from octavo.pictures.support import NO_PICTURES
@@ -91,6 +92,7 @@ class NativeLlamaDecoder:
         self.head_dim = config.head_dim
         self.hidden_size = config.hidden_size
         self.window = common_window(config.windows)
+        self.state = NO_STATE
         self._extension = extension
         self.rope = cos, sin = config.rope.table(config.context_tokens)
         sizes = {

@@ -11,6 +11,10 @@ from octavo.request.errors import BadModel
 
 log = logging.getLogger(__name__)
 
+UNBOUNDED = 1 << 20  # tokens, for a model without positions
+# Kinds of layers that keep a state, or nothing, and those that attend beside.
+OTHER_LAYERS = ("conv", "hybrid", "hybrid_sliding", "linear_attention", "mamba", "mamba2", "mlp", "moe", "short_conv")
+
 
 def check_weights(name: str, weights: Mapping[str, Any]) -> None:
     """Raises BadModel unless each weight came from the checkpoint and each tensor of the checkpoint went into the
@@ -35,12 +39,12 @@ def check_weights(name: str, weights: Mapping[str, Any]) -> None:
 
 
 def find_context(name: str, config: Any) -> int:
-    """The context of the configuration, or of the model before it was stretched by `longrope`.
+    """The context of the configuration, `UNBOUNDED`, or that of the model before it was stretched by `longrope`.
 
     Such a model turns all positions otherwise as soon as one of them lies past the original context. The sequences of
     a step would change each other, and keys in the cache would be wrong.
     """
-    context = int(config.max_position_embeddings)
+    context = int(getattr(config, "max_position_embeddings", UNBOUNDED))
     parameters = getattr(config, "rope_parameters", None) or {}
     for kind in (parameters, *parameters.values()):  # of all layers, or by kind of layer
         if isinstance(kind, Mapping) and kind.get("rope_type") == "longrope":
@@ -56,7 +60,7 @@ def check_windows(name: str, config: Any, windows: Mapping[int, int], masked: Ab
     `windows` has the windows that attention is told of, by layer (0: none), and `masked` those of masks.
     """
     kinds = getattr(config, "layer_types", None) or ["full_attention"] * len(windows)
-    strange = set(kinds) - {"full_attention", "sliding_attention"}
+    strange = set(kinds) - {"full_attention", "sliding_attention", *OTHER_LAYERS}
     if strange:
         raise BadModel(f"{name}: layers of kind {', '.join(sorted(strange))} cannot be paged")
     for layer, kind in enumerate(kinds):

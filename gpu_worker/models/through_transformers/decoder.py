@@ -9,7 +9,7 @@ with those of the model's own attention.
 import inspect
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,8 +31,11 @@ from gpu_worker.models.through_transformers.checks import (
     find_context,
 )
 from gpu_worker.models.through_transformers.latent import compressed, layer_of
+from gpu_worker.models.through_transformers.recurrence import Recurrences, keeping, replace_recurrences
+from gpu_worker.models.through_transformers.states import StepStates
 from gpu_worker.ops import AttentionOptions, Ops, TokenBatch, make_batch
 from gpu_worker.ops.kv_format import KvShape
+from gpu_worker.ops.state_format import NO_STATE, BlockStates, StateShape
 from octavo.model_files.lora_support import NO_LORA
 from octavo.pictures.support import NO_PICTURES
 from octavo.request.errors import BadModel
@@ -42,6 +45,8 @@ log = logging.getLogger(__name__)
 
 IMPLEMENTATION = "octavo_paged"
 CHECK_PIECES = (7, 4, 1)  # how many tokens each piece of the prompt has that `verify` runs
+CHECK_BLOCK = 8  # tokens of a block of that prompt
+NO_KEYS = 1, 64  # the form of pages of a model without attention, of which only the bytes of the state are used
 CHECK_TOLERANCE = 0.05  # of the largest logit: more than rounding explains in any dtype
 
 
@@ -51,10 +56,12 @@ class _StepContext:
 
     ops: Ops
     batch: TokenBatch
-    kv: Sequence[Tensor]
+    kv: Sequence[Tensor]  # empty: a probe, where only shapes count
+    places: Mapping[int, int]  # of layers with attention in `kv`
     options: dict[Any, AttentionOptions]
     window: int = 0  # of the decoder: blocks behind it are not kept
     windows: dict[int, int] = field(default_factory=dict)  # by layer: the window that the model asked for
+    states: StepStates | None = None  # what else layers remember
     masked: set[int] = field(default_factory=set)  # the windows of the masks that the model asked for
     shapes: dict[int, tuple[int, int]] = field(default_factory=dict)  # by layer: (num_kv_heads, head_dim)
 
@@ -86,7 +93,7 @@ def _attend(
         scaling = queries.shape[-1] ** -0.5 if scaling is None else scaling
         queries, keys = latent.query(queries), latent.key(keys, values)
         values = keys
-    if not step.kv:  # a probe: only the shapes count
+    if not step.kv:
         if layer in step.shapes:
             raise BadModel(f"layer {layer} attends more than once for a token, and pages hold one key and value of it")
         if keys.shape != values.shape:
@@ -101,8 +108,9 @@ def _attend(
         if step.window and not 0 < (sliding_window or 0) <= step.window:
             raise BadModel(f"layer {layer} looks back {sliding_window or 'to the start'}, not {step.window} as it did")
         step.options[kind] = AttentionOptions(scale, sliding_window or 0, softcap or 0.0, sinks=s_aux)
-    step.ops.cache_write(step.kv[layer], keys, values, step.batch)
-    attended = step.ops.paged_attention(queries.contiguous(), step.kv[layer], step.batch, step.options[kind])
+    pages = step.kv[step.places[layer]]
+    step.ops.cache_write(pages, keys, values, step.batch)
+    attended = step.ops.paged_attention(queries.contiguous(), pages, step.batch, step.options[kind])
     return (attended if latent is None else latent.values(attended)).unsqueeze(0), None
 
 
@@ -137,14 +145,16 @@ class TransformersDecoder:
         self._device = device
         self._options: dict[Any, AttentionOptions] = {}
         accepted = inspect.signature(model.forward).parameters
-        if "position_ids" not in accepted:
-            raise BadModel(f"{type(model).__name__} takes no positions, and a step has tokens of several sequences")
+        self._takes_positions = "position_ids" in accepted
         self._selects_rows = "logits_to_keep" in accepted
         config = cast("Any", model).config.get_text_config()
         self.name = f"transformers:{config.model_type}"
         self.vocab_size = int(config.vocab_size)
         self.context_tokens = find_context(self.name, config)
         self.window = 0
+        self.state = NO_STATE
+        self._places: dict[int, int] = {}
+        replace_recurrences(model)
         self.num_layers, self.num_kv_heads, self.head_dim = self._probe(config)
         self._states: Tensor | None = None  # what the head was given in the last call of forward
         head = cast("Any", model).get_output_embeddings()
@@ -245,7 +255,7 @@ class TransformersDecoder:
     @torch.inference_mode()
     def verify(self) -> None:
         """Runs a prompt in pieces through pages. BadModel if the model's own attention gives other logits."""
-        num_tokens, block_size = sum(CHECK_PIECES), 8
+        num_tokens, block_size = sum(CHECK_PIECES), CHECK_BLOCK
         tokens = [(i * 7919 + 13) % self.vocab_size for i in range(num_tokens)]
         shape = KvShape(
             num_layers=self.num_layers,
@@ -253,6 +263,7 @@ class TransformersDecoder:
             block_size=block_size,
             head_dim=self.head_dim,
             dtype=next(self._model.parameters()).dtype,
+            state=self.state,
         )
         table = list(range(-(-num_tokens // block_size)))[::-1]
         kv = list(shape.allocate_arena(len(table), self._device).unbind(0))
@@ -289,31 +300,50 @@ class TransformersDecoder:
 
     def _logits(self, inputs: dict[str, Tensor], rows: Tensor) -> Tensor:
         options: dict[str, Any] = {"logits_to_keep": rows} if self._selects_rows else {}
+        if not self._takes_positions:
+            inputs = {name: values for name, values in inputs.items() if name != "position_ids"}
         result = self._model(**inputs, use_cache=False, **options)
         logits: Tensor = result.logits[0]
         return logits if self._selects_rows else logits[rows]
 
     @contextmanager
     def _step(self, batch: TokenBatch, kv: Sequence[Tensor]) -> Iterator[_StepContext]:
-        step = _StepContext(self._ops, batch, kv, self._options, self.window)
+        step = _StepContext(self._ops, batch, kv, self._places, self._options, self.window)
+        if not kv:
+            step.states = StepStates(batch, None, CHECK_BLOCK)
+        elif self.state.parts:
+            step.states = StepStates(batch, BlockStates(self.state, kv[self.num_layers :]), kv[0].shape[3])
         token = _current.set(step)
         try:
-            with compressed(self._model):
+            with (
+                compressed(self._model),
+                keeping(Recurrences(self._ops, step.states)) if step.states else nullcontext(),
+            ):
                 yield step
         finally:
             _current.reset(token)
 
     @torch.inference_mode()
     def _probe(self, config: Any) -> tuple[int, int, int]:
-        """The number of layers, key-value heads and dimensions of a head that reach the attention function."""
+        """The number of layers, key-value heads and dimensions of a head that reach the attention function.
+
+        Notes what else layers remember, too.
+        """
         batch = make_batch([0, 0], [0, 1], [-1, -1], [2], [2], [[0]], self._device)
         with self._step(batch, []) as step:
             self._logits(self._inputs(batch), torch.tensor([1], device=self._device))
-        num_layers = int(config.num_hidden_layers)
-        if sorted(step.shapes) != list(range(num_layers)):
+        num_layers, found = int(config.num_hidden_layers), sorted(step.shapes)
+        self.state = StateShape(tuple(step.states.asked)) if step.states else NO_STATE
+        if not self._takes_positions and (found or not self.state.parts):
+            raise BadModel(
+                f"{type(self._model).__name__} takes no positions, and a step has tokens of several sequences"
+            )
+        if found != list(range(num_layers)) and not self.state.parts:
             raise BadModel(f"{self.name}: {len(step.shapes)} of {num_layers} layers use the attention interface")
-        if len(set(step.shapes.values())) != 1:
+        if len(set(step.shapes.values())) > 1:
             raise BadModel(f"{self.name}: layers have keys of different shapes: {sorted(set(step.shapes.values()))}")
+        self._places.update((layer, place) for place, layer in enumerate(found))
         check_windows(self.name, config, step.windows, step.masked)
-        self.window = common_window(step.windows.values())
-        return num_layers, *step.shapes[0]
+        if not self.state.parts:  # a state lies in the block of the last token: all blocks are kept with it
+            self.window = common_window(step.windows.values())
+        return len(found), *(step.shapes[found[0]] if found else NO_KEYS)

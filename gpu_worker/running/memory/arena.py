@@ -126,7 +126,7 @@ class KvArena:
     def blocks_in_place(self) -> BlocksInPlace:
         """The bytes of the blocks where they lie. The device must be a CPU."""
         return BlocksInPlace(
-            self._device.view(torch.uint8).view(-1).numpy().data, self.num_blocks, self.shape.num_layers
+            self._device.view(torch.uint8).view(-1).numpy().data, self.num_blocks, self.shape.arena_layers
         )
 
     def staged_blocks(self, mark: StepMark) -> StagedBlocks:

@@ -41,6 +41,7 @@ AS_STORED = (
     TensorType.Q6_K,
     TensorType.MXFP4,  # of experts
 )
+WITHOUT_KEYS = ("conv", "linear_attention", "mamba", "mamba2", "mlp", "moe", "short_conv")  # kinds of layers
 FLOAT_BYTES = 4  # of keys and values, unless --dtype or --kv-cache-dtype says otherwise
 
 
@@ -156,10 +157,16 @@ def _of_folder(path: Path) -> ModelSize | None:
         sum(prod(each["shape"]) for name, each in listed.items() if name.endswith(OUTER)),
         sum(each["data_offsets"][1] - each["data_offsets"][0] for each in headers),
         kept_as_stored=False,
-        slots=2 * int(config["num_hidden_layers"]) * kv_heads * width,
+        slots=2 * _attending_layers(config) * kv_heads * width,
         packs=config.get("model_type") in (*LLAMA_LIKE, *MIXTURES),
         experts=any(config.get(name) for name in ("num_local_experts", "num_experts", "n_routed_experts")),
     )
+
+
+def _attending_layers(config: dict[str, Any]) -> int:
+    """How many layers have keys and values of each token."""
+    kinds = config.get("layer_types") or config.get("layers_block_type")
+    return sum(kind not in WITHOUT_KEYS for kind in kinds) if kinds else int(config["num_hidden_layers"])
 
 
 def _header(path: Path) -> dict[str, Any]:

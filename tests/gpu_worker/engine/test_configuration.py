@@ -63,6 +63,15 @@ def test_memory_that_settings_leave_open_is_left_to_loading(monkeypatch, given, 
     assert (seen["swap_bytes"], seen["kv_cache_bytes"], seen["gpu_memory_utilization"]) == (meant, None, 0.7)
 
 
+@pytest.mark.parametrize("mode", ["forced", "lookup", "recent"])
+def test_a_model_with_states_takes_no_drafts(mode):
+    """Its state would have gone on past a guess that is wrong."""
+    info = replace(FakeRunner().info, keeps_state=True)
+    with pytest.raises(InvalidArgument, match="state cannot go back behind a wrong guess: say off"):
+        scheduler_config(WorkerSettings(speculation=mode), info)
+    assert scheduler_config(WorkerSettings(), info).speculation == "off"
+
+
 @pytest.mark.parametrize(
     ("settings", "changes", "message"),
     [

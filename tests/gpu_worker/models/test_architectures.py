@@ -25,6 +25,8 @@ THROUGH_TRANSFORMERS = {
     "gpt-neox": "transformers:gpt_neox",
     "phi": "transformers:phi",
     "deepseek_v2": "transformers:deepseek_v2",
+    "qwen3_5_text": "transformers:qwen3_5_text",
+    "bamba": "transformers:bamba",
 }
 OURS = {**dict.fromkeys(LLAMAS, "llama"), **dict.fromkeys(GPTS, "gpt"), **THROUGH_TRANSFORMERS}
 NUM_TOKENS = 64

@@ -30,7 +30,7 @@ REFUSED = [
     ("any", "AnyForCausalLM", {"head_dim": 256, "global_head_dim": 512}, r"several shapes \(head_dim 256 and 512\)"),
     ("any", "XForCausalLM", {"head_dim": 8, "per_layer_config": {"1": {"head_dim": 9}}}, r"\(head_dim 8 and 9\)"),
     ("deepseek_v32", "XForCausalLM", {"index_topk": 2048}, r"chooses the keys that a query sees \(index_topk 2048\)"),
-    ("mamba", "MambaForCausalLM", {}, "mamba keeps a recurrent state"),
+    ("rwkv", "RwkvForCausalLM", {}, "rwkv keeps a recurrent state"),
     ("any", "AnyForCausalLM", {"layer_types": ["full_attention", "mamba"]}, r"tokens \(layers of kind mamba"),
     ("llama", "LlamaForCausalLM", quantized(quant_method="bitsandbytes"), "weights quantized by 'bitsandbytes'"),
     ("llama", "LlamaForCausalLM", quantized(quant_method="gptq", bits=3), "bits is 3, and 4 and 8 are read"),
@@ -67,7 +67,7 @@ def test_what_may_be_a_decoder_passes(config):
 
 def test_no_weights_are_read_of_a_model_that_is_refused(tmp_path, load):
     """The directory has none at all: the reason is what config.json says, and it comes at once."""
-    config = {"model_type": "mamba", "architectures": ["MambaForCausalLM"]}
+    config = {"model_type": "rwkv", "architectures": ["RwkvForCausalLM"]}
     (tmp_path / "config.json").write_text(json.dumps(config))
     started = time.monotonic()
     with pytest.raises(BadModel, match="keeps a recurrent state"):

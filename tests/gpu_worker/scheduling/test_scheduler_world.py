@@ -11,6 +11,7 @@ import pytest
 from effort import draws
 from scheduler_parts import SchedulerParts
 from sequences import new_sequence
+from stateful_witness import StatefulWitness
 
 from gpu_worker.scheduling.state.scheduler_config import SchedulerConfig
 from gpu_worker.scheduling.state.sequence import Hold, Place
@@ -85,6 +86,18 @@ def test_chaos_with_moves_changes_no_output(make_world, seed: int) -> None:
     runner |= {"window": window, "num_blocks": random.Random(-seed).choice([17, 24, 40, 60])}
     world = make_world(seed, {**config, "prefix_caching": seed % 8 > 0}, runner, eos=seed % 2 == 0, moving=True)
     for _ in range(300):
+        world.operate()
+    world.drain()
+
+
+@pytest.mark.scaled
+@pytest.mark.parametrize("seed", range(500, 500 + draws(4, 18)))
+def test_states_in_blocks_are_those_of_their_tokens(make_world, seed: int) -> None:
+    """A block of a model with recurrent layers has the state after its last token: it is no slot, and is not appended
+    to, but goes from token to token."""
+    config, runner = sizes(seed)
+    world = make_world(seed, config, runner, eos=seed % 2 == 0, ending=seed % 3 == 0, kind=StatefulWitness)
+    for _ in range(250):
         world.operate()
     world.drain()
 

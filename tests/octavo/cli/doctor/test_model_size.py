@@ -29,6 +29,12 @@ def _as_fast(monkeypatch):
     monkeypatch.setattr(model_size, "read_rate", lambda: 10e9)
 
 
+def test_recurrent_layers_have_no_keys_and_values(tmp_path):
+    kinds = ["linear_attention", "linear_attention", "mamba", "conv", "full_attention"] * 2
+    report = model_size.size(write_folder(tmp_path, {**CONFIG, "layer_types": kinds}, {"a": [32768, 1024]}))
+    assert "keys and values 2 KiB a token" in report.detail
+
+
 def test_a_folder_may_be_kept_in_several_ways(tmp_path):
     report = model_size.size(write_folder(tmp_path, CONFIG, {"a": [32768, 1024], "lm_head.weight": [32768, 1024]}))
     assert report.result == "ok"
