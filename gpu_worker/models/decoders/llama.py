@@ -67,6 +67,7 @@ def collect(
     if not config.tied or checkpoint.differs("lm_head.weight", "model.embed_tokens.weight"):
         tensors["head"] = matrix(["lm_head.weight"], [(vocab, hidden)])
     drafting = tuple(f"model.layers.{config.num_layers + layer}." for layer in range(config.drafting_layers))
+    drafting = (*drafting, "mtp.") if drafting else ()
     checkpoint.check_all_read(
         # Quantizers write biases of zeros that the model does not have.
         lambda name: (

@@ -40,7 +40,10 @@ MODELS: dict[str, tuple[str, dict]] = {
     "experts": ("Qwen2Moe", {**MIXTURES["qwen2_moe-some"][1], "max_position_embeddings": CONTEXT}),
     "experts-odd": ("Qwen3Moe", {**MIXTURES["qwen3_moe-many"][1], **ODD, "max_position_embeddings": CONTEXT}),
     "grouped": ("Glm4Moe", {**MIXTURES["glm4_moe-grouped"][1], "max_position_embeddings": CONTEXT}),
-    "sinks": ("GptOss", {**MIXTURES["gpt_oss-many"][1], **ODD, "max_position_embeddings": CONTEXT}),
+    "sinks": (
+        "GptOss",
+        {**MIXTURES["gpt_oss-many"][1], **ODD, "num_hidden_layers": 2, "max_position_embeddings": CONTEXT},
+    ),
     "gpt2": ("GPT2", {**GPT, **ENDS}),
     "gpt2-silu": ("GPT2", {**GPT, **ENDS, "activation_function": "silu"}),
     "bloom": ("Bloom", {"vocab_size": 131, "hidden_size": 48, "n_layer": 2, "n_head": 6, **ENDS}),
