@@ -11,11 +11,12 @@ from folder_llama import folder_llama
 from guard.processes import descendants, exists
 from live.cluster import Cluster, Shape
 from live.fixtures import whole
-from live.process import wait_until
 from live.moves import migrate
+from live.process import wait_until
 from live.reader import Reader
 
 from octavo.client import SamplingParams
+from octavo.v1 import admin_pb2
 
 PROMPTS = [[number, *range(30, 90)] for number in range(6)]
 pytestmark = pytest.mark.timeout(300)  # workers import torch, and others may need the cores
