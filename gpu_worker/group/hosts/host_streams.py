@@ -153,7 +153,12 @@ def _opened(call: socket.socket, tls: ListenerTls | None, greeting: str) -> sock
 def _pumped(connection: TlsSocket) -> socket.socket:
     """A plain stream whose bytes go through a connection in TLS: two threads carry them."""
     near, far = socket.socketpair()
-    going = threading.Barrier(2, action=lambda: (connection.close(), far.close()))  # both have seen the end
+
+    def close() -> None:
+        connection.close()
+        far.close()
+
+    going = threading.Barrier(2, action=close)  # both have seen the end
 
     def outwards() -> None:
         try:
