@@ -13,6 +13,11 @@ namespace {
 
 constexpr std::int64_t kMirrored = 16;  // blocks, at once
 
+void check_arena(const TensorRef& arena) {
+    usable(arena, "arena");
+    require(arena.ndim >= 3 && arena.size() > 0, "arena", "has no blocks");
+}
+
 // What is said of blocks to other hosts: their number, their ids, and their bytes, layer by layer.
 TensorRef ids_in(std::vector<char>& said, std::int64_t count) {
     TensorRef ids;
@@ -60,6 +65,9 @@ void Llama::serve(const std::vector<KvCache>& kv, const TensorRef& arena) {
     require(room_ != nullptr && (share_.team->rank() > 0 || (speaks && share_.links->host() > 0)), "share",
             "is not that of a rank that serves");
     require(kv.size() == layers_.size(), "kv", "has another number of layers");
+    if (speaks) {
+        check_arena(arena);
+    }
     std::vector<KvPages> layers;
     for (const KvCache& layer : kv) {
         layers.push_back(kv_pages(layer, sizes_.head_dim));
@@ -95,8 +103,8 @@ bool Llama::hear_order(const TensorRef& arena) {
     std::vector<char> blocks;
     while (links.hear(frame, bytes)) {
         if (frame == Frame::kBlocks) {
-            const std::int64_t count = arena.ndim >= 2 ? arena.shape[1] : 0, all = arena.size() * size_of(arena.dtype);
-            const std::int64_t most = count > 0 ? std::min(kMirrored, count) * (all / count + 8) + 8 : 0;
+            const std::int64_t count = arena.shape[1], all = arena.size() * size_of(arena.dtype);
+            const std::int64_t most = std::min(kMirrored, count) * (all / count + 8) + 8;
             if (bytes < 8 || bytes > most) {
                 return links.refuse(0);
             }
@@ -135,7 +143,7 @@ bool Llama::hear_order(const TensorRef& arena) {
 void Llama::mirror(const TensorRef& arena, const TensorRef& ids) {
     require(share_.links != nullptr && share_.links->host() == 0, "share", "is not that of the front of several hosts");
     expect(ids, "ids", {kAny}, DType::kI64);
-    require(arena.ndim >= 2 && arena.shape[1] > 0, "arena", "has no blocks");
+    check_arena(arena);
     const std::int64_t row = arena.size() * size_of(arena.dtype) / (arena.shape[0] * arena.shape[1]);
     std::vector<char> blocks;
     for (std::int64_t first = 0; first < ids.shape[0]; first += kMirrored) {

@@ -1,13 +1,13 @@
 """Which runner (with or without a model) and which configuration of the scheduler a worker's settings mean."""
 
-import os
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, Literal, cast
 
 from gpu_worker.drafting.draft_model import DraftModel
 from gpu_worker.scheduling.state.scheduler_config import SchedulerConfig
 from gpu_worker.steps.runner import Runner, RunnerInfo
+from octavo.process.loop import StopRequest
 from octavo.process.machine import usable_cores
 from octavo.request.errors import InvalidArgument
 from octavo.settings.options import AUTO
@@ -46,7 +46,7 @@ def build_runner(settings: WorkerSettings) -> Runner:
     device = str(choose_device(settings.device))
     load: Callable[..., Runner] = load_runner
     if num_ranks(settings) > 1:
-        from gpu_worker.group.launchers import streams_of
+        from gpu_worker.group.hosts.launchers import streams_of
         from gpu_worker.group.loading import load_group
 
         load = partial(
@@ -79,6 +79,19 @@ def build_runner(settings: WorkerSettings) -> Runner:
         packed_cache=settings.packed_cache,
         packed_cache_bytes=settings.packed_cache_bytes,
     )
+
+
+def followed_host(settings: WorkerSettings) -> Callable[[StopRequest], Awaitable[int]] | None:
+    """What a process runs that has the ranks of a host other than the front's; None for all others.
+
+    Raises InvalidArgument where nothing says which host this is.
+    """
+    if settings.launcher != "torchrun":
+        return None
+    from gpu_worker.group.hosts.follower import follow
+    from gpu_worker.group.hosts.launchers import is_follower
+
+    return partial(follow, settings) if is_follower(settings) else None
 
 
 def adapter_bytes(settings: WorkerSettings, info: RunnerInfo) -> int:
@@ -142,7 +155,7 @@ def num_hosts(settings: WorkerSettings) -> int:
     """Of the group that the settings mean."""
     if settings.launcher == "self":
         return 1
-    return settings.ray_hosts if settings.launcher == "ray" else int(os.environ.get("WORLD_SIZE", "1"))
+    return max(1, settings.hosts)
 
 
 def batch_tokens(settings: WorkerSettings) -> int:

@@ -5,8 +5,8 @@ import socket
 from collections.abc import Sequence
 from typing import Any
 
-from gpu_worker.group.host_streams import HostStreams
-from gpu_worker.group.mirrored_blocks import MirroredBlocks
+from gpu_worker.group.hosts.host_streams import HostStreams
+from gpu_worker.group.hosts.mirrored_blocks import MirroredBlocks
 from gpu_worker.group.rank_task import RankUsage
 from gpu_worker.group.rank_watch import RankFailed, RankWatch
 from gpu_worker.running.model_runner import ModelRunner
@@ -29,8 +29,8 @@ class GroupRunner:
         self._streams = streams
         self._mirrored: MirroredBlocks | None = None
         if streams is not None:
-            self._mirrored = MirroredBlocks(runner.block_memory)
-            runner.on_moved = self._mirror
+            self._mirrored = mirrored = MirroredBlocks(runner.block_memory)
+            runner.on_moved = lambda step: runner.mirror(mirrored.take_written(step))
 
     @property
     def info(self) -> RunnerInfo:
@@ -72,7 +72,3 @@ class GroupRunner:
         self._runner.close()
         if self._streams is not None:
             self._streams.close()
-
-    def _mirror(self, step: StepInput) -> None:
-        assert self._mirrored is not None
-        self._runner.mirror(self._mirrored.take_written(step))

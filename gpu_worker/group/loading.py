@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from gpu_worker.group.group_runner import GroupRunner
-from gpu_worker.group.host_connection import HostConnection
-from gpu_worker.group.host_streams import HostStreams
+from gpu_worker.group.hosts.host_connection import HostConnection
+from gpu_worker.group.hosts.host_streams import HostStreams
 from gpu_worker.group.rank_process import RankProcess
 from gpu_worker.group.rank_task import RankTask, RankWord
 from gpu_worker.group.rank_watch import RankFailed, RankWatch

@@ -72,8 +72,7 @@ class RankProcess:
         """Does nothing: the kernel ends it with the front."""
 
     def ending(self) -> str:
-        assert self._process is not None
-        status = self._process.wait()
+        status = self._started.wait()
         self._words.close()
         if -status == signal.SIGKILL:
             return "killed by signal 9: by the kernel for want of memory, if nobody else did that"
@@ -84,6 +83,11 @@ class RankProcess:
             self._process.kill()
 
     @property
+    def _started(self) -> "subprocess.Popen[bytes]":
+        if self._process is None:
+            raise RuntimeError("a rank is read before its start")
+        return self._process
+
+    @property
     def _words(self) -> io.BufferedReader:
-        assert self._process is not None
-        return cast("io.BufferedReader", self._process.stdout)
+        return cast("io.BufferedReader", self._started.stdout)

@@ -19,6 +19,12 @@ from octavo.settings.setting_sources import SettingValue, add_arguments, describ
 from octavo.settings.up import UP_DECIDES, UpSettings, decided_by_up
 
 CONFIG_VARIABLE = "OCTAVO_CONFIG"
+TORCHRUN = {  # variables of torchrun, and the settings they mean
+    "RANK": "HOST_RANK",
+    "WORLD_SIZE": "HOSTS",
+    "LOCAL_WORLD_SIZE": "LOCAL_WORLD_SIZE",
+    "TORCHELASTIC_RESTART_COUNT": "MEETING_LIFE",
+}
 _EXAMPLES = {"up": "workers = 4", "router": "max_streams = 2048", "worker": 'kv_cache_bytes = "2GiB"'}
 _EPILOG = """\
 A flag counts before an environment variable ({variable}), and that before the file. SIZE is in bytes, or with
@@ -80,6 +86,8 @@ def from_args(
     variables = dict(os.environ if environ is None else environ)
     file = config_file(args, variables)
     variables.pop(CONFIG_VARIABLE, None)
+    if (getattr(args, "launcher", None) or variables.get("OCTAVO_WORKER_LAUNCHER")) == "torchrun":
+        variables = {**_torchruns(variables), **variables}
     loaded = load(cls, args, variables, file)
     tables = {each: effective_values(each, args, variables, file) for each in cls.started}
     for each, values in tables.items():
@@ -90,6 +98,16 @@ def from_args(
         print("\n\n".join(describe(each, values) for each, values in tables.items()))
         sys.exit(0)
     return loaded
+
+
+def _torchruns(variables: Mapping[str, str]) -> dict[str, str]:
+    """What torchrun says of a host, as variables of a worker's settings."""
+    found = {f"OCTAVO_WORKER_{ours}": variables[name] for name, ours in TORCHRUN.items() if variables.get(name)}
+    if variables.get("MASTER_ADDR") and variables.get("MASTER_PORT"):
+        address = variables["MASTER_ADDR"]
+        host = f"[{address}]" if ":" in address else address
+        found["OCTAVO_WORKER_MEETING_AT"] = f"{host}:{variables['MASTER_PORT']}"
+    return found
 
 
 def one_setting(cls: type[Settings], name: str, given: str | None, environ: Mapping[str, str] | None = None) -> Any:

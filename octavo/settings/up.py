@@ -60,6 +60,10 @@ UP_DECIDES = {
     **dict.fromkeys(
         ("admin_listen", "http_listen", "web_listen", "advertise", "worker_id", "router_id"), "leave it out"
     ),
+    **dict.fromkeys(
+        ("launcher", "hosts", "host_rank", "meeting_at", "meeting_life", "local_world_size"),
+        "its workers are on this host: leave it out",
+    ),
     "role": "give --prefill-workers and --decode-workers",
 }
 

@@ -7,7 +7,7 @@ from octavo.process.failpoints import require_texts
 from octavo.request.record import WorkerRole
 from octavo.settings.common import ListenerSettings, shared, unless_empty, web_listen
 from octavo.settings.options import AUTO, option
-from octavo.wire.endpoint import parse_advertised, parse_listener
+from octavo.wire.endpoint import parse_advertised, parse_endpoint, parse_listener
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,11 +60,19 @@ class WorkerSettings(ListenerSettings):
     )
     launcher: str = option(
         "self",
-        "where ranks are: self: on this host; torchrun: on the hosts that torchrun's variables name (MASTER_ADDR,"
-        " MASTER_PORT, RANK, WORLD_SIZE), each of which runs this program; ray: on nodes of a Ray cluster",
+        "where ranks are: self: on this host; torchrun: on the hosts that torchrun's variables name, each of which runs"
+        " this program; ray: on nodes of a Ray cluster",
         choices=("self", "torchrun", "ray"),
     )
-    ray_hosts: int = option(2, "hosts of a group with launcher ray, this one included", low=2, high=64)
+    hosts: int = option(0, "hosts of a group, this one included; with torchrun its WORLD_SIZE", low=0, high=64)
+    host_rank: int = option(-1, "number of this host in its group; torchrun's RANK", low=-1, high=63)
+    meeting_at: str = option(
+        "",
+        "HOST:PORT where hosts of a group meet; torchrun's MASTER_ADDR and MASTER_PORT",
+        check=unless_empty(parse_endpoint),
+    )
+    meeting_life: int = option(0, "how often a group was started again; torchrun's TORCHELASTIC_RESTART_COUNT", low=0)
+    local_world_size: int = option(1, "torchrun's processes of a host; has to be 1", low=1)
     isa: str = option(
         "auto",
         "instructions that products on a CPU use; auto: the best of the machine; a lesser one, so that all workers of a"

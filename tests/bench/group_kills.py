@@ -20,8 +20,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 
 from folder_llama import folder_llama
 from guard.processes import descendants, exists
-from live.cluster import Cluster, Shape
-from live.fixtures import running
+from live.cluster import ROOT, Cluster, Shape
+from live.process import Process
 from live.reader import Reader
 
 from octavo.client import SamplingParams
@@ -33,6 +33,13 @@ PROMPTS = [[number, *(30 + place % 60 for place in range(700))] for number in ra
 PHASES = ("prompt", "decode", "swap", "moving away", "coming", "idle")
 VICTIMS = ("front", "rank", "stopped rank")
 MOVED = "moved"
+
+
+class OwnProcesses(Cluster):
+    """Each worker starts by itself: no test run is there to adopt processes that a nursery would start."""
+
+    def _process(self, name: str) -> Process:
+        return Process(name, self._command(name), self.directory / f"{name}.log", ROOT)
 
 
 def params(number: int) -> SamplingParams:
@@ -129,8 +136,12 @@ def main() -> None:
         memory = ("--kv-cache-bytes", "6MiB", "--swap-bytes", "32MiB", "--preemption", "swap")
         ranks = (("--tensor-parallel", "2", *memory), ("--kv-cache-bytes", "32MiB", "--swap-bytes", "0"))
         shape = Shape(routers=1, workers=2, runner="model", start_s=300.0, worker_args=options, each_worker=ranks)
-        with running(Path(folder) / "cluster", shape) as cluster:
+        cluster = OwnProcesses(Path(folder) / "cluster", shape)
+        try:
+            cluster.start()
             asyncio.run(table(cluster, sys.argv[1:] or list(PHASES)))
+        finally:
+            cluster.stop()
 
 
 if __name__ == "__main__":

@@ -62,7 +62,7 @@ def plan_times(count: int, rounds: int) -> list[float]:
             os._exit(0)
         decoder, kv = empty_decoder(extension, memory, 0), extension.Kv([])
         one = torch.arange(count)
-        arguments = (torch.empty(count, 16), one % 64, one, one, torch.arange(count + 1, dtype=torch.int32))
+        arguments = (torch.empty(count, 16), one % 64, one, 0 * one - 1, torch.arange(count + 1, dtype=torch.int32))
         lengths = torch.full((count,), 1000, dtype=torch.int32)
         tables = torch.zeros(count, CONTEXT_BLOCKS, dtype=torch.int32)
         times = []

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from draws import draws
-from hypothesis import given, settings
+from effort import draws
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from live.process import wait_until
 
@@ -53,7 +53,7 @@ def follower(extension: ModuleType) -> Iterator[tuple[socket.socket, Any, torch.
         assert not thread.is_alive()
 
 
-@settings(max_examples=draws(20, 200), deadline=None)
+@settings(max_examples=draws(20, 200), suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(
     kind=st.integers(0, 5),
     number=st.sampled_from([1, 1, 1, 2]),

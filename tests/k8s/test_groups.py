@@ -1,11 +1,15 @@
 """Workers of several hosts: a LeaderWorkerSet whose pods find each other, start together, and end as one worker."""
 
+import argparse
 import json
 
 import pytest
 from rendered_chart import by_name, of_kind, template
 
-from gpu_worker.group.host_streams import HostPlace
+from gpu_worker.group.hosts.host_streams import HostPlace
+from octavo.settings.loading import from_args
+from octavo.settings.worker import WorkerSettings
+from octavo.wire.endpoint import Endpoint
 
 
 @pytest.fixture(scope="module")
@@ -56,10 +60,9 @@ def test_hosts_find_each_other_by_torchruns_variables(leader, follower):
         found = {name: value for name, value in variables(pod).items() if value}
         for name, value in given.items():
             found = {key: each.replace(f"$({name})", value) for key, each in found.items()}
-        assert found["OCTAVO_WORKER_LAUNCHER"] == "torchrun"
-        assert found["OCTAVO_WORKER_TENSOR_PARALLEL"] == "6"
-        assert found["MASTER_ADDR"] == "large-0.large.ns"
-        assert HostPlace.of(found) == HostPlace(2, 3)
+        settings = from_args(WorkerSettings, argparse.Namespace(), environ=found)
+        assert (settings.launcher, settings.tensor_parallel) == ("torchrun", 6)
+        assert HostPlace.of(settings) == HostPlace(2, 3, Endpoint("large-0.large.ns", 29500))
 
 
 def test_the_front_alone_is_called_and_drained(leader, follower):

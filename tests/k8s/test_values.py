@@ -21,7 +21,20 @@ SHARED = {
 }
 DECIDED = {
     "router": SHARED | {"admin_listen", "http_listen", "router_id", "client_certificates", "api_keys"},
-    "worker": SHARED | {"advertise", "worker_id", "model", "model_name", "device", "role", "launcher", "ray_hosts"},
+    "worker": SHARED
+    | {
+        "advertise",
+        "worker_id",
+        "model",
+        "model_name",
+        "device",
+        "role",
+        "launcher",
+        "hosts",
+        "host_rank",
+        "meeting_at",
+    }
+    | {"meeting_life", "local_world_size"},
 }
 
 

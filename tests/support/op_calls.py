@@ -1,6 +1,7 @@
 """One good call of everything the extension offers, with memory around every tensor that no op may touch."""
 
 import re
+import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
@@ -340,3 +341,46 @@ def llama_logits(module, fence, n):
         model.logits(**arguments)
 
     return Call(logits, {"out": fence(torch.empty(n, VOCAB)), "hidden": fence(torch.randn(n, HIDDEN))}, ("out",))
+
+
+def group_of(module, hosts, rank, size):
+    """A rank's decoder without layers, in a group whose other ranks and hosts nobody hears."""
+    memory = torch.zeros(1 << 20, dtype=U8)
+    made = module.Team(memory[-memory.data_ptr() % 64 :], rank, size, 0.1)
+    matrix, turns, none = torch.ones(VOCAB, HIDDEN), torch.ones(10, 16), (0, 0)
+    share = {"team": made, "tokens": 4, "plan_bytes": 4096, "vocab": (0, VOCAB)}
+    share |= dict.fromkeys(("kv_heads", "hidden", "inner", "layers"), none)
+    held = [matrix, turns, *(socket.socketpair() if hosts > 1 else ())]
+    if hosts > 1:
+        share["links"] = module.HostLinks(made, [-1, held[-1].fileno()], 0)
+        share |= {f"host_{name}": [none, none] for name in ("kv_heads", "hidden", "inner")}
+        share["host_vocab"] = [(0, VOCAB), none]
+    sizes = {"vocab": VOCAB, "hidden": HIDDEN, "inner": INNER, "heads": 2, "kv_heads": 2, "head_dim": 16}
+    table = module.Weight(matrix, "f32", VOCAB, HIDDEN)
+    sizes |= {"eps": 1e-5, "scale": 0.25}
+    return module.Llama(sizes, table, table, torch.ones(HIDDEN), turns, turns, [], share=share), made, held
+
+
+@of("Llama.serve")
+def llama_serve(module, fence, n):
+    """Of a team that is broken already."""
+    model, made, held = group_of(module, 1, 1, 2)
+    made.break_off()
+
+    def serve(arena):
+        assert held
+        model.serve(module.Kv([]), arena)
+
+    return Call(serve, {"arena": fence(torch.zeros(2, 3, 8))})
+
+
+@of("Llama.mirror")
+def llama_mirror(module, fence, n):
+    """To a host that takes what is sent, and does nothing."""
+    model, _, held = group_of(module, 2, 0, 1)
+
+    def mirror(**arguments):
+        assert held
+        model.mirror(**arguments)
+
+    return Call(mirror, {"arena": fence(torch.zeros(2, 3, 8)), "ids": fence.ints(*[2, 0][:n])})

@@ -66,8 +66,7 @@ class RankPlace:
         """The extension's, of the ranks on this host. Without memory it is that which a rank has mapped already."""
         if memory is None:
             memory = self.team_memory(0)
-        extension = native.load()
-        assert extension is not None
+        extension: Any = native.load()
         return extension.Team(memory, self.rank % self.ranks_of_host, self.ranks_of_host, self.patience_s, self.stages)
 
     def plan_bytes(self, context_tokens: int) -> int:

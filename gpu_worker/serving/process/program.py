@@ -7,7 +7,7 @@ import os
 import time
 
 from gpu_worker.drafting.draft_model import DraftModel
-from gpu_worker.engine.configuration import build_draft_model, build_runner
+from gpu_worker.engine.configuration import build_draft_model, build_runner, followed_host
 from gpu_worker.serving.process import progress_monitor
 from gpu_worker.serving.process.lease import WorkerIdTaken, register_worker
 from gpu_worker.serving.process.listener import Listener, NoAddress
@@ -40,16 +40,12 @@ async def serve(settings: WorkerSettings) -> int:
     model loads, and with that of `give_up` when a step hangs.
     """
     stop = stop_request()
-    if settings.launcher == "torchrun":
-        from gpu_worker.group.follower import follow
-        from gpu_worker.group.launchers import is_follower
-
-        try:
-            if is_follower(settings):
-                return await follow(settings, stop)
-        except (InvalidArgument, TlsError) as error:
-            log.error("cannot start: %s", error)
-            return 1
+    try:
+        if (follow := followed_host(settings)) is not None:
+            return await follow(stop)
+    except (InvalidArgument, TlsError) as error:
+        log.error("cannot start: %s", error)
+        return 1
     failpoints.arm_all(settings.failpoints)
     try:
         tracer = open_tracer("worker", settings.traces_endpoint, settings.traces_share)

@@ -12,7 +12,7 @@ from typing import Any
 import ray
 
 from gpu_worker import LLM, SamplingParams
-from gpu_worker.group.launchers import streams_of
+from gpu_worker.group.hosts.launchers import streams_of
 from gpu_worker.group.loading import load_group
 from gpu_worker.running.loading import load_runner
 from octavo.settings.worker import WorkerSettings
@@ -36,9 +36,8 @@ def said(runner: Any, model: str) -> list[Any]:
 
 def main() -> None:
     model = sys.argv[1]
-    cluster = ray.init(num_cpus=2, include_dashboard=False, object_store_memory=100 << 20)
-    os.environ["RAY_ADDRESS"] = cluster.address_info["address"]
-    settings = WorkerSettings(launcher="ray", tensor_parallel=2, ray_hosts=2, insecure=True)
+    ray.init(num_cpus=2, include_dashboard=False, object_store_memory=100 << 20)
+    settings = WorkerSettings(launcher="ray", tensor_parallel=2, hosts=2, insecure=True)
     group = load_group(model, ranks=2, streams=streams_of(settings), patience_s=20.0, **OPTIONS)
     same = said(group, model) == said(load_runner(model, **OPTIONS), model)
     pid = group.rank_states[1].pid

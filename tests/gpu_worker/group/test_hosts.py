@@ -20,11 +20,12 @@ from live.process import Process, wait_until
 
 from gpu_worker import LLM, SamplingParams
 from gpu_worker.group.group_runner import GroupRunner
-from gpu_worker.group.host_streams import HostPlace, meet_hosts
+from gpu_worker.group.hosts.host_streams import HostPlace, meet_hosts
 from gpu_worker.group.loading import load_group
 from gpu_worker.group.rank_watch import RankFailed
 from gpu_worker.running.loading import load_runner
 from octavo.net.security.listener_tls import ListenerTls
+from octavo.wire.endpoint import Endpoint
 
 from .conftest import SIZES
 from .test_blocks import check_blocks_travel
@@ -45,19 +46,16 @@ class OtherHost:
     device: str = ""  # by which this process reaches it; empty: it is on this one's own network
     programs: list[Process] = field(default_factory=list)
 
-    def follow(self, monkeypatch: pytest.MonkeyPatch, flags: list[str]) -> Process:
-        """Starts the program there, and has this process be the front."""
+    def follow(self, flags: list[str]) -> HostPlace:
+        """Starts the program there. Returns the place of this process, which is the front's."""
         with socket.create_server((self.address, 0)) as probe:
             port = probe.getsockname()[1]
-        meeting = {"MASTER_ADDR": self.address, "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
-        for name, value in {**meeting, "RANK": "0"}.items():
-            monkeypatch.setenv(name, value)
-        words = [f"{name}={value}" for name, value in {**meeting, "RANK": "1"}.items()]
+        words = [f"MASTER_ADDR={self.address}", f"MASTER_PORT={port}", "WORLD_SIZE=2", "RANK=1"]
         program = [sys.executable, "-m", "gpu_worker", "--launcher", "torchrun", *flags]
         command = self.command(["/usr/bin/env", *words, *program])
         self.programs.append(Process("follower", command, self.directory / "follower.log", ROOT))
         self.programs[-1].start()
-        return self.programs[-1]
+        return HostPlace(0, 2, Endpoint(self.address, port))
 
 
 @pytest.fixture(scope="module")
@@ -73,20 +71,17 @@ def other_host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OtherHost]:
 
 
 @pytest.fixture
-def two_hosts(
-    other_host: OtherHost, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Callable[..., tuple[GroupRunner, Process]]]:
+def two_hosts(other_host: OtherHost, folder: Path) -> Iterator[Callable[..., tuple[GroupRunner, Process]]]:
     """Starts a group of so many ranks. Nothing of it is left when the test ends."""
     runners: list[GroupRunner] = []
 
     def start(
         ranks: int, flags: list[str], tls: ListenerTls | None = None, patience_s: float = 20.0, **options: object
     ) -> tuple[GroupRunner, Process]:
-        follower = other_host.follow(monkeypatch, flags)
-        streams = meet_hosts(HostPlace.of(os.environ), tls)
+        streams = meet_hosts(other_host.follow(flags), tls)
         given: dict[str, Any] = {**SIZES, **options}
         runners.append(load_group(str(folder), ranks=ranks, streams=streams, patience_s=patience_s, **given))
-        return runners[-1], follower
+        return runners[-1], other_host.programs[-1]
 
     yield start
     for runner in runners:

@@ -8,12 +8,14 @@ import pytest
 import transformers
 from folder_llama import folder_llama
 
-from gpu_worker.group.host_streams import HostPlace, HostStreams
+from gpu_worker.group.hosts.host_streams import HostPlace, HostStreams
 from gpu_worker.group.loading import load_group
 from gpu_worker.group.rank_task import RankTask
 from gpu_worker.group.shared_memory import SharedMemory
 from gpu_worker.running.loading import load_runner
 from octavo.request.errors import InvalidArgument
+from octavo.settings.worker import WorkerSettings
+from octavo.wire.endpoint import Endpoint
 
 from .conftest import SIZES
 
@@ -75,16 +77,22 @@ def test_a_group_is_for_cpus() -> None:
 
 
 @pytest.mark.parametrize(
-    ("missing", "further", "says"),
+    ("changes", "says"),
     [
-        ("RANK", {}, "^launcher: RANK: not set: start with torchrun or in a LeaderWorkerSet, or set them$"),
-        ("", {"LOCAL_WORLD_SIZE": "2"}, "^launcher: each host has one process, .*: --nproc-per-node 1$"),
+        (
+            {"host_rank": -1},
+            "^launcher: MASTER_ADDR, .* do not say which of several hosts this is: start with torchrun",
+        ),
+        ({"host_rank": 2}, "^launcher: MASTER_ADDR, "),
+        ({"hosts": 1}, "^launcher: MASTER_ADDR, "),
+        ({"meeting_at": ""}, "^launcher: MASTER_ADDR, "),
+        ({"local_world_size": 2}, "^launcher: each host has one process, .*: --nproc-per-node 1$"),
     ],
 )
-def test_hosts_are_not_guessed(missing: str, further: dict[str, str], says: str) -> None:
-    whole = {"MASTER_ADDR": "here", "MASTER_PORT": "1", "RANK": "0", "WORLD_SIZE": "2"} | further
+def test_hosts_are_not_guessed(changes: dict[str, Any], says: str) -> None:
+    whole: dict[str, Any] = {"hosts": 2, "host_rank": 0, "meeting_at": "here:1"}
     with pytest.raises(InvalidArgument, match=says):
-        HostPlace.of({name: value for name, value in whole.items() if name != missing})
+        HostPlace.of(WorkerSettings(launcher="torchrun", **{**whole, **changes}))
 
 
 @pytest.mark.parametrize(
@@ -96,4 +104,11 @@ def test_hosts_are_not_guessed(missing: str, further: dict[str, str], says: str)
 )
 def test_hosts_that_cannot_share_are_refused(ranks: int, stages: int, says: str) -> None:
     with pytest.raises(InvalidArgument, match=says):
-        load_group("smollm2", ranks=ranks, stages=stages, streams=HostStreams(HostPlace(0, 2)), patience_s=1.0, **SIZES)
+        load_group(
+            "smollm2",
+            ranks=ranks,
+            stages=stages,
+            streams=HostStreams(HostPlace(0, 2, Endpoint("here", 1))),
+            patience_s=1.0,
+            **SIZES,
+        )

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from gpu_worker.group.host_connection import LEAVE
-from gpu_worker.group.host_streams import HostPlace, HostStreams, meet_hosts
+from gpu_worker.group.hosts.host_connection import LEAVE
+from gpu_worker.group.hosts.host_streams import HostPlace, HostStreams, meet_hosts
 from gpu_worker.group.rank_process import RankProcess
 from gpu_worker.group.rank_task import RankTask, RankWord
 from gpu_worker.group.rank_watch import LEAST_SILENCE_S
@@ -38,7 +38,7 @@ async def follow(settings: WorkerSettings, stop: StopRequest) -> int:
 
     SIGTERM has the front drain; this host stays until that has ended. SIGINT, or a second SIGTERM, ends it at once.
     """
-    follower = Follower(HostPlace.of(os.environ), tls_of(settings))
+    follower = Follower(HostPlace.of(settings), tls_of(settings))
     running = asyncio.create_task(asyncio.to_thread(follower.run))
     for asked, what in ((stop.asked, follower.ask_to_leave), (stop.urgent, follower.end)):
         asking = asyncio.create_task(asked.wait())
@@ -102,24 +102,23 @@ class Follower:
                 rank.start()
             for stream in streams.columns.values():
                 stream.close()  # the first rank has it
-            return self._relay(ranks, max(LEAST_SILENCE_S, tasks[0].patience_s))
+            return self._relay(streams.words[FRONT], ranks, max(LEAST_SILENCE_S, tasks[0].patience_s))
         finally:
             for rank in ranks:
                 rank.kill()
 
-    def _relay(self, ranks: Sequence[RankProcess], patience_s: float) -> str:
+    def _relay(self, front: socket.socket, ranks: Sequence[RankProcess], patience_s: float) -> str:
         """Until the front or a rank has ended."""
-        assert self._front is not None
         rests = dict.fromkeys(ranks, b"")
         silent_s, turned, tick_s = 0.0, time.monotonic(), patience_s / 10
         with selectors.DefaultSelector() as selector:
-            selector.register(self._front, selectors.EVENT_READ)
+            selector.register(front, selectors.EVENT_READ)
             for rank in ranks:
                 selector.register(rank, selectors.EVENT_READ, rank)
             while silent_s < patience_s:
                 for key, _ in selector.select(tick_s):
                     if key.data is None:
-                        if not self._front.recv(4096):
+                        if not front.recv(4096):
                             return "the front has ended"
                         silent_s = 0.0
                         continue
@@ -142,5 +141,5 @@ class Follower:
 
     def _write(self, data: bytes) -> None:
         with self._turn:
-            assert self._front is not None
-            self._front.sendall(data)
+            if self._front is not None:
+                self._front.sendall(data)

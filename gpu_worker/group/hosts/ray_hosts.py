@@ -4,7 +4,6 @@ The actor starts the same program that torchrun or a LeaderWorkerSet would start
 variables, so Ray places hosts and ends them with the front, and nothing else.
 """
 
-import os
 import socket
 import subprocess
 import sys
@@ -28,11 +27,13 @@ class _Host:
         return subprocess.run(program, input=told.encode(), check=False).returncode
 
 
-def start_hosts(hosts: int, variables: Mapping[str, str]) -> dict[str, str]:
-    """Starts all hosts but this one. Returns the variables by which this process is the front.
+def start_hosts(hosts: int, variables: Mapping[str, str]) -> str:
+    """Starts all hosts but this one. Returns where they meet.
 
     Raises InvalidArgument where there is no Ray, or no room in its cluster.
     """
+    if hosts < 2:
+        raise InvalidArgument("hosts", f"{hosts} with launcher ray: give how many hosts the group has, 2 or more")
     try:
         import ray
         from ray.util.placement_group import placement_group
@@ -41,21 +42,22 @@ def start_hosts(hosts: int, variables: Mapping[str, str]) -> dict[str, str]:
         raise InvalidArgument(
             "launcher", "ray is not installed here: pip install ray, of your cluster's version"
         ) from None
-    ray.init(address=os.environ.get("RAY_ADDRESS", "auto"), ignore_reinit_error=True, log_to_driver=False)
+    ray.init(address="auto", ignore_reinit_error=True, log_to_driver=False)
     group = placement_group([{"CPU": 1}] * (hosts - 1), strategy="SPREAD")
     try:
         ray.get(group.ready(), timeout=READY_S)
     except ray.exceptions.GetTimeoutError:
         raise InvalidArgument(
-            "ray_hosts", f"Ray's cluster has no room for {hosts - 1} more hosts: add nodes, or give fewer"
+            "hosts", f"Ray's cluster has no room for {hosts - 1} more hosts: add nodes, or give fewer"
         ) from None
     address = ray.util.get_node_ip_address()
     with socket.create_server((address, 0)) as probe:
         port = probe.getsockname()[1]
-    meeting = {"MASTER_ADDR": address, "MASTER_PORT": str(port), "WORLD_SIZE": str(hosts)}
+    meeting_at = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+    meeting = {"OCTAVO_WORKER_MEETING_AT": meeting_at, "OCTAVO_WORKER_HOSTS": str(hosts)}
     actor = ray.remote(num_cpus=1)(_Host)  # from here on nothing waits for an actor: the rendezvous does
     for host in range(1, hosts):
         strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=host - 1)
         started = actor.options(scheduling_strategy=strategy).remote()
-        _kept.append((started, started.run.remote({**variables, **meeting, "RANK": str(host)})))
-    return {**meeting, "RANK": "0"}
+        _kept.append((started, started.run.remote({**variables, **meeting, "OCTAVO_WORKER_HOST_RANK": str(host)})))
+    return meeting_at

@@ -1,9 +1,9 @@
 """Who brings the hosts of a group together: torchrun's variables, or Ray. This module knows no other way."""
 
-import os
 from collections.abc import Mapping
+from dataclasses import replace
 
-from gpu_worker.group.host_streams import HostPlace, HostStreams, meet_hosts
+from gpu_worker.group.hosts.host_streams import HostPlace, HostStreams, meet_hosts
 from octavo.net.security.protection import tls_of
 from octavo.settings.worker import WorkerSettings
 
@@ -18,10 +18,11 @@ def streams_of(settings: WorkerSettings) -> HostStreams | None:
     if settings.launcher == "self":
         return None
     if settings.launcher == "ray":
-        from gpu_worker.group.ray_hosts import start_hosts
+        from gpu_worker.group.hosts.ray_hosts import start_hosts
 
-        os.environ.update(start_hosts(settings.ray_hosts, variables_of(settings)))
-    return meet_hosts(HostPlace.of(os.environ), tls_of(settings))
+        meeting_at = start_hosts(settings.hosts, variables_of(settings))
+        settings = replace(settings, meeting_at=meeting_at, host_rank=0)
+    return meet_hosts(HostPlace.of(settings), tls_of(settings))
 
 
 def variables_of(settings: WorkerSettings) -> Mapping[str, str]:
@@ -31,4 +32,4 @@ def variables_of(settings: WorkerSettings) -> Mapping[str, str]:
 
 def is_follower(settings: WorkerSettings) -> bool:
     """Whether this process has the ranks of a host other than the front's. Raises InvalidArgument."""
-    return settings.launcher == "torchrun" and HostPlace.of(os.environ).host > 0
+    return settings.launcher == "torchrun" and HostPlace.of(settings).host > 0

@@ -6,11 +6,9 @@ Between host 0, the front's, and each other one there is a stream of words (rank
 
 import json
 import logging
-import os
 import secrets
 import socket
 import threading
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Self
@@ -18,6 +16,8 @@ from typing import Any, Self
 from octavo.net.security.listener_tls import ListenerTls
 from octavo.net.security.tls_socket import TlsSocket, shake_hands
 from octavo.request.errors import InvalidArgument
+from octavo.settings.worker import WorkerSettings
+from octavo.wire.endpoint import Endpoint, parse_endpoint
 
 log = logging.getLogger(__name__)
 MEETING_S = 600.0  # how long hosts wait for each other at a start
@@ -25,28 +25,31 @@ CALL_S = 10.0  # how long a caller may take to say who it is
 TICK_S = 0.05
 MOST_GREETING = 4096
 WORDS, COLUMNS = "words", "columns"
-VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE")
 
 
 @dataclass(frozen=True, slots=True)
 class HostPlace:
-    """Which host of its group this one is."""
+    """Which host of its group this one is, and where they meet."""
 
     host: int
     hosts: int
+    meeting: Endpoint
+    life: int = 0  # how often the group was started again
 
     @classmethod
-    def of(cls, environ: Mapping[str, str]) -> Self:
+    def of(cls, settings: WorkerSettings) -> Self:
         """As torchrun says it. InvalidArgument where nothing has."""
-        if missing := [name for name in VARIABLES if not environ.get(name)]:
+        if settings.hosts < 2 or settings.host_rank not in range(settings.hosts) or not settings.meeting_at:
             raise InvalidArgument(
-                "launcher", f"{', '.join(missing)}: not set: start with torchrun or in a LeaderWorkerSet, or set them"
+                "launcher",
+                "MASTER_ADDR, MASTER_PORT, RANK and WORLD_SIZE do not say which of several hosts this is: start with"
+                " torchrun or in a LeaderWorkerSet, or set them",
             )
-        if int(environ.get("LOCAL_WORLD_SIZE", "1")) != 1:
+        if settings.local_world_size != 1:
             raise InvalidArgument(
                 "launcher", "each host has one process, which starts its ranks itself: --nproc-per-node 1"
             )
-        return cls(int(environ["RANK"]), int(environ["WORLD_SIZE"]))
+        return cls(settings.host_rank, settings.hosts, parse_endpoint(settings.meeting_at), settings.meeting_life)
 
 
 @dataclass(slots=True)
@@ -70,7 +73,7 @@ def meet_hosts(place: HostPlace, tls: ListenerTls | None) -> HostStreams:
     """Waits for all hosts, and connects this one with them. Raises OSError if one does not come."""
     store = _rendezvous(place)
     streams = HostStreams(place)
-    address = _address_towards(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+    address = _address_towards(place.meeting.host.strip("[]"), place.meeting.port)
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.create_server((address, 0), family=family) as listener:
         listener.settimeout(MEETING_S)
@@ -95,12 +98,12 @@ def _rendezvous(place: HostPlace) -> Any:
     from torch.distributed.distributed_c10d import PrefixStore
     from torch.distributed.rendezvous import rendezvous
 
-    life = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    where = f"tcp://{place.meeting.host}:{place.meeting.port}?rank={place.host}&world_size={place.hosts}"
     try:
-        found, _, _ = next(rendezvous("env://", place.host, place.hosts, timeout=timedelta(seconds=MEETING_S)))
+        found, _, _ = next(rendezvous(where, timeout=timedelta(seconds=MEETING_S)))
     except RuntimeError as error:  # torch has a class of its own for each reason
         raise OSError(f"the hosts of the group do not meet at MASTER_ADDR: {error}") from error
-    return PrefixStore(f"octavo/{life}", found)
+    return PrefixStore(f"octavo/{place.life}", found)
 
 
 def _address_towards(host: str, port: int) -> str:

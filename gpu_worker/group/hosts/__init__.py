@@ -1,0 +1,1 @@
+"""Groups on several hosts: who brings them together, and how they talk."""
