@@ -72,7 +72,10 @@ class PoorRank(RankProcess):
 
 @pytest.mark.parametrize(
     ("kind", "model", "says"),
-    [(RankProcess, "nowhere", ".*nowhere"), (PoorRank, ".", "((ImportError|OSError|MemoryError): |killed by signal 6)")],
+    [
+        (RankProcess, "nowhere", ".*nowhere"),
+        (PoorRank, ".", "((ImportError|OSError|MemoryError): |killed by signal 6)"),
+    ],
 )
 def test_a_rank_that_cannot_start_is_named_with_its_reason(
     folder: Path, kind: type[RankProcess], model: str, says: str
