@@ -55,7 +55,12 @@ def test_hosts_start_together_and_end_together(group):
 
 def test_hosts_find_each_other_by_torchruns_variables(leader, follower):
     """The controller puts its variables before all others of a container, so that these may name them."""
-    given = {"LWS_LEADER_ADDRESS": "large-0.large.ns", "LWS_GROUP_SIZE": "3", "LWS_WORKER_INDEX": "2"}
+    given = {
+        "POD_IP": "10.0.0.1",
+        "LWS_LEADER_ADDRESS": "large-0.large.ns",
+        "LWS_GROUP_SIZE": "3",
+        "LWS_WORKER_INDEX": "2",
+    }
     for pod in (leader, follower):
         found = {name: value for name, value in variables(pod).items() if value}
         for name, value in given.items():

@@ -1,6 +1,7 @@
 """A rank that dies or hangs ends its group soon, and one that cannot start says why. Nothing is left behind."""
 
 import os
+import resource
 import signal
 import socket
 import threading
@@ -61,7 +62,24 @@ def test_a_rank_that_is_lost_ends_the_group(
         runner.check_device()
 
 
-def test_a_rank_that_cannot_start_is_named_with_its_reason(folder: Path) -> None:
+class PoorRank(RankProcess):
+    """A rank that may have little memory."""
+
+    def start(self) -> None:
+        super().start()
+        resource.prlimit(self.pid, resource.RLIMIT_AS, (400 << 20, 400 << 20))
+
+
+@pytest.mark.parametrize(
+    ("kind", "model", "says"),
+    [
+        (RankProcess, "nowhere", ".*nowhere"),
+        (PoorRank, ".", "((ImportError|OSError|MemoryError): |killed by signal 6)"),
+    ],
+)
+def test_a_rank_that_cannot_start_is_named_with_its_reason(
+    folder: Path, kind: type[RankProcess], model: str, says: str
+) -> None:
     with SharedMemory.create("team") as team, SharedMemory.create("arena") as arena:
         task = RankTask(
             rank=3,
@@ -71,11 +89,11 @@ def test_a_rank_that_cannot_start_is_named_with_its_reason(folder: Path) -> None
             tokens=8,
             sequences=8,
             patience_s=1.0,
-            options={"model": str(folder / "nowhere"), "block_size": 16},
+            options={"model": str(folder / model), "block_size": 16},
         )
         losses: list[int] = []
-        watch = RankWatch([RankProcess(task)], task.patience_s, lambda: losses.append(1))
-        with pytest.raises(RankFailed, match=r"^rank 3 \(pid \d+\): .*nowhere"):
+        watch = RankWatch([kind(task)], task.patience_s, lambda: losses.append(1))
+        with pytest.raises(RankFailed, match=rf"^rank 3 \(pid \d+\): {says}"):
             watch.wait_until_ready()
         watch.close()
     assert losses == [1]

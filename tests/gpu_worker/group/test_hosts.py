@@ -106,6 +106,7 @@ def test_two_hosts_compute_the_bits_of_one_process(
 def test_what_another_worker_wrote_is_on_all_hosts(
     two_hosts: Callable[..., tuple[GroupRunner, Process]], folder: Path
 ) -> None:
+    """The front has its ranks mirror what it has written outside of a step."""
     runner, _ = two_hosts(2, ["--insecure"], swap_bytes=0)
     check_blocks_travel(load_runner(str(folder), **{**SIZES, "swap_bytes": 0}), runner, folder)
 
