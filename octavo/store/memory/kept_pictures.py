@@ -13,9 +13,9 @@ class PicturesOfSequence:
     until_ms: int | None = None  # None: the sequence is accepted
 
 
+@dataclass(slots=True)
 class KeptPictures:
-    def __init__(self) -> None:
-        self._kept: dict[SequenceId, PicturesOfSequence] = {}
+    _kept: dict[SequenceId, PicturesOfSequence] = field(default_factory=dict)
 
     def keep(self, seq_id: SequenceId, digest: str, pixels: bytes, now_ms: int) -> bool:
         """Keeps one for a sequence that is about to be accepted. True."""
