@@ -73,8 +73,9 @@ def test_a_model_that_keeps_something_between_steps_is_refused(tiny, load, monke
 
     whole = decoder.TransformersDecoder._logits
 
-    def shifted(self, token_ids, positions, rows):  # as if positions were counted within the step
-        return whole(self, token_ids, positions - positions[0], rows)
+    def shifted(self, inputs, rows):  # as if positions were counted within the step
+        places = inputs["position_ids"]
+        return whole(self, {**inputs, "position_ids": places - places[:, :1]}, rows)
 
     monkeypatch.setattr(decoder.TransformersDecoder, "_logits", shifted)
     with pytest.raises(BadModel, match="through pages its logits differ"):

@@ -88,7 +88,7 @@ class FakePool:
             replace(view(each.incarnation), numerics=each.numerics, stays=each.stays) for each in self.links.values()
         ]
 
-    def find_hits(self, model, tokens, salt, lora):
+    def find_hits(self, model, tokens, salt, lora, pictures=()):
         return {}
 
     def name_of(self, incarnation):

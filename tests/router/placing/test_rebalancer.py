@@ -41,7 +41,7 @@ class Uneven:
         self.tasks = await self.world.streams(self.world.client(), COUNT, LONG)
 
     def _place(self, router, decide):
-        def only_busy(model, tokens, salt, excluded, numerics="", lora=""):
+        def only_busy(model, tokens, salt, excluded, numerics="", lora="", pictures=""):
             others = {id for id in router.pool.links if id != self.busy}
             return decide(model, tokens, salt, excluded | others, numerics)
 
