@@ -4,6 +4,7 @@
 #include <stdexcept>
 
 #include "kv_pages.h"
+#include "octavo/check.h"
 #include "octavo/llama.h"
 #include "octavo/pool.h"
 #include "team_room.h"
@@ -12,11 +13,6 @@ namespace octavo {
 namespace {
 
 constexpr std::int64_t kMirrored = 16;  // blocks, at once
-
-void check_arena(const TensorRef& arena) {
-    usable(arena, "arena");
-    require(arena.ndim >= 3 && arena.size() > 0, "arena", "has no blocks");
-}
 
 // What is said of blocks to other hosts: their number, their ids, and their bytes, layer by layer.
 TensorRef ids_in(std::vector<char>& said, std::int64_t count) {
@@ -40,6 +36,13 @@ TensorRef staging_in(std::vector<char>& said, std::int64_t layers, std::int64_t 
         staging.stride[i] = i == 0 ? layers * row : i == 1 ? row : 1;
     }
     return staging;
+}
+
+void check_arena(const TensorRef& arena) {
+    usable(arena, "arena");
+    require(arena.ndim >= 3 && arena.size() > 0, "arena", "has no blocks");
+    std::vector<char> nothing(8);
+    check::staged_blocks(staging_in(nothing, arena.shape[0], 1, 0), arena, ids_in(nothing, 0), 0);
 }
 
 bool place_mirrored(const TensorRef& arena, std::vector<char>& said) {

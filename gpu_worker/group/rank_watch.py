@@ -13,7 +13,7 @@ from gpu_worker.steps.rank_state import RankState
 
 log = logging.getLogger(__name__)
 END_PATIENCE_S = 5.0
-LEAST_SILENCE_S = 1.0  # before a rank counts as lost: shorter, a busy machine may not let it speak
+SILENT_LEASES = 5  # before a rank counts as lost that nobody waits for: a busy machine may not let it speak for one
 
 
 class RankFailed(RuntimeError):
@@ -42,8 +42,8 @@ class RankWatch:
 
     def __init__(self, sources: Sequence[WordSource], patience_s: float, on_loss: Callable[[], None]) -> None:
         """`on_loss` is called in the thread that watches, once, when a rank has ended by itself, or has said nothing
-        for `patience_s` after it was ready."""
-        self._patience_s = max(LEAST_SILENCE_S, patience_s)
+        for SILENT_LEASES times `patience_s` after it was ready."""
+        self._patience_s = SILENT_LEASES * patience_s
         self._tick_s = self._patience_s / 10
         self._on_loss = on_loss
         self._sources = sources

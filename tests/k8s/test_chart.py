@@ -26,6 +26,7 @@ from rendered_chart import (
 )
 
 from octavo.net import health
+from octavo.settings.loading import TORCHRUN
 
 SERVED = {"router": "resume", "worker": "octavo.internal.v1.Worker"}
 # What others define: no schema of Kubernetes knows it.
@@ -155,7 +156,10 @@ def test_what_a_pod_is_told_is_what_its_program_reads(objects):
             "HOME",
             "STORE_PASSWORD",
             "HF_HUB_OFFLINE",
-        }  # the last by a profile
+            "MASTER_ADDR",
+            "MASTER_PORT",
+            *TORCHRUN,
+        }  # the last ones by profiles
         read = settings_of(component, container)
         assert read.store == values_of(container).get(f"OCTAVO_{component.upper()}_STORE", "redis://store:6379/0")
         assert read.log_format == "json"

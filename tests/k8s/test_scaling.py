@@ -44,7 +44,7 @@ def test_bounds_are_those_that_kubernetes_takes():
 
 
 def test_nodes_can_be_drained_one_pod_of_a_kind_at_a_time(objects):
-    kinds = {name for kind, name in objects if kind in ("Deployment", "StatefulSet")}
+    kinds = {name for kind, name in objects if kind in ("Deployment", "StatefulSet", "LeaderWorkerSet")}
     budgets = of_kind(objects, "PodDisruptionBudget")
     single = {
         name for name in kinds if name.endswith("-store") and objects["StatefulSet", name]["spec"]["replicas"] == 1

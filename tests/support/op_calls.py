@@ -1,5 +1,6 @@
 """One good call of everything the extension offers, with memory around every tensor that no op may touch."""
 
+import os
 import re
 import socket
 from collections.abc import Callable
@@ -272,12 +273,6 @@ def team(module, fence, n):
     return Call(module.Team, {"memory": memory, "rank": 0, "size": 1, "patience_s": 1.0})
 
 
-@of("HostLinks")
-def host_links(module, fence, n):
-    """Of the first of two hosts. Nothing is sent."""
-    return Call(module.HostLinks, {"team": team(module, fence, n)(), "fds": [-1, 0], "host": 0})
-
-
 @of("Llama")
 def llama(module, fence, n):
     def matrix(rows, cols):
@@ -343,28 +338,46 @@ def llama_logits(module, fence, n):
     return Call(logits, {"out": fence(torch.empty(n, VOCAB)), "hidden": fence(torch.randn(n, HIDDEN))}, ("out",))
 
 
-def group_of(module, hosts, rank, size):
-    """A rank's decoder without layers, in a group whose other ranks and hosts nobody hears."""
+class Streams:
+    """Two ends of a stream, closed when nobody holds them any more."""
+
+    def __init__(self) -> None:
+        self.fds = [each.detach() for each in socket.socketpair()]
+
+    def __del__(self) -> None:
+        for each in self.fds:
+            os.close(each)
+
+
+def group_of(module, host):
+    """The decoder, without layers, of the only rank of one of two hosts, the other of which nobody hears."""
     memory = torch.zeros(1 << 20, dtype=U8)
-    made = module.Team(memory[-memory.data_ptr() % 64 :], rank, size, 0.1)
+    made = module.Team(memory[-memory.data_ptr() % 64 :], 0, 1, 0.1)
+    pair = Streams()
+    far = pair.fds[1]
     matrix, turns, none = torch.ones(VOCAB, HIDDEN), torch.ones(10, 16), (0, 0)
-    share = {"team": made, "tokens": 4, "plan_bytes": 4096, "vocab": (0, VOCAB)}
-    share |= dict.fromkeys(("kv_heads", "hidden", "inner", "layers"), none)
-    held = [matrix, turns, *(socket.socketpair() if hosts > 1 else ())]
-    if hosts > 1:
-        share["links"] = module.HostLinks(made, [-1, held[-1].fileno()], 0)
-        share |= {f"host_{name}": [none, none] for name in ("kv_heads", "hidden", "inner")}
-        share["host_vocab"] = [(0, VOCAB), none]
+    share = {
+        "team": made,
+        "tokens": 4,
+        "plan_bytes": 4096,
+        **dict.fromkeys(("kv_heads", "hidden", "inner", "layers"), none),
+        "vocab": (0, VOCAB),
+        "links": module.HostLinks(made, [-1, far] if host == 0 else [far, -1], host),
+        **{f"host_{name}": [none, none] for name in ("kv_heads", "hidden", "inner")},
+        "host_vocab": [(0, VOCAB), (0, VOCAB)],
+    }
     sizes = {"vocab": VOCAB, "hidden": HIDDEN, "inner": INNER, "heads": 2, "kv_heads": 2, "head_dim": 16}
     table = module.Weight(matrix, "f32", VOCAB, HIDDEN)
-    sizes |= {"eps": 1e-5, "scale": 0.25}
-    return module.Llama(sizes, table, table, torch.ones(HIDDEN), turns, turns, [], share=share), made, held
+    model = module.Llama(
+        {**sizes, "eps": 1e-5, "scale": 0.25}, table, table, torch.ones(HIDDEN), turns, turns, [], share=share
+    )
+    return model, made, (pair, memory, matrix, turns)
 
 
 @of("Llama.serve")
 def llama_serve(module, fence, n):
     """Of a team that is broken already."""
-    model, made, held = group_of(module, 1, 1, 2)
+    model, made, held = group_of(module, 1)
     made.break_off()
 
     def serve(arena):
@@ -377,7 +390,7 @@ def llama_serve(module, fence, n):
 @of("Llama.mirror")
 def llama_mirror(module, fence, n):
     """To a host that takes what is sent, and does nothing."""
-    model, _, held = group_of(module, 2, 0, 1)
+    model, _, held = group_of(module, 0)
 
     def mirror(**arguments):
         assert held

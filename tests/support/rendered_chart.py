@@ -85,6 +85,9 @@ def all_pods(objects):
     templates = {
         key: each["spec"]["template"] for key, each in objects.items() if key[0] in ("Deployment", "StatefulSet")
     }
+    for key, each in objects.items():
+        if key[0] == "LeaderWorkerSet":  # tests/k8s/test_groups.py looks at the pods that follow
+            templates[key] = each["spec"]["leaderWorkerTemplate"]["leaderTemplate"]
     return templates | {key: each for key, each in objects.items() if key[0] == "Pod"}
 
 

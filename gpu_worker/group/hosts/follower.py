@@ -19,7 +19,7 @@ from gpu_worker.group.hosts.host_connection import LEAVE
 from gpu_worker.group.hosts.host_streams import HostPlace, HostStreams, meet_hosts
 from gpu_worker.group.rank_process import RankProcess
 from gpu_worker.group.rank_task import RankTask, RankWord
-from gpu_worker.group.rank_watch import LEAST_SILENCE_S
+from gpu_worker.group.rank_watch import SILENT_LEASES
 from gpu_worker.group.shared_memory import SharedMemory
 from gpu_worker.running.sizing import cpu_block_bytes
 from octavo.net.security.listener_tls import ListenerTls
@@ -102,7 +102,7 @@ class Follower:
                 rank.start()
             for stream in streams.columns.values():
                 stream.close()  # the first rank has it
-            return self._relay(streams.words[FRONT], ranks, max(LEAST_SILENCE_S, tasks[0].patience_s))
+            return self._relay(streams.words[FRONT], ranks, SILENT_LEASES * tasks[0].patience_s)
         finally:
             for rank in ranks:
                 rank.kill()
