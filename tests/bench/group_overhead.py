@@ -66,12 +66,14 @@ def plan_times(count: int, rounds: int) -> list[float]:
         lengths = torch.full((count,), 1000, dtype=torch.int32)
         tables = torch.zeros(count, CONTEXT_BLOCKS, dtype=torch.int32)
         times = []
-        for _ in range(rounds):
-            began = time.perf_counter()
-            decoder.forward(*arguments, lengths, tables, one, kv)
-            times.append(time.perf_counter() - began)
-        extension.Team(memory, 0, 2, 30.0).break_off()
-        os.waitpid(child, 0)
+        try:
+            for _ in range(rounds):
+                began = time.perf_counter()
+                decoder.forward(*arguments, lengths, tables, one, kv)
+                times.append(time.perf_counter() - began)
+        finally:
+            extension.Team(memory, 0, 2, 30.0).break_off()
+            os.waitpid(child, 0)
     return times
 
 
