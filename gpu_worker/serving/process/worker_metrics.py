@@ -138,12 +138,13 @@ class WorkerMetrics:
         yield MetricValue("octavo_standby_fetched_tokens_total", size * num_fetched)
 
     def _disk_tier(self) -> Iterator[MetricValue]:
-        if self._disk is None:
-            return
-        files, reader, writer = self._disk.files, self._disk.reader, self._disk.writer
-        block_size = self._workload.info.block_size
-        yield MetricValue("octavo_disk_bytes", files.num_bytes)
-        yield MetricValue("octavo_disk_written_tokens_total", writer.num_written * block_size)
-        yield MetricValue("octavo_disk_read_tokens_total", reader.num_read * block_size)
-        for problem, count in (("damaged", files.num_damaged), ("refused", reader.num_failed + writer.num_failed)):
+        """Zeros where there is none: an alert finds them before the first failure."""
+        disk, block_size = self._disk, self._workload.info.block_size
+        num_written, num_read = (disk.writer.num_written, disk.reader.num_read) if disk is not None else (0, 0)
+        num_refused = disk.writer.num_failed + disk.reader.num_failed if disk is not None else 0
+        yield MetricValue("octavo_disk_bytes", disk.files.num_bytes if disk is not None else 0)
+        yield MetricValue("octavo_disk_written_tokens_total", num_written * block_size)
+        yield MetricValue("octavo_disk_read_tokens_total", num_read * block_size)
+        damaged = disk.files.num_damaged if disk is not None else 0
+        for problem, count in (("damaged", damaged), ("refused", num_refused)):
             yield MetricValue("octavo_disk_failures_total", count, (problem,))
