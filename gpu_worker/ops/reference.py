@@ -109,7 +109,7 @@ class ReferenceOps:
             added = added_to[token]
             if rates is not None:
                 added = (added - (matrix * key).sum(2)) * rates[token].view(*grouped, 1)
-            matrix.add_(key * added[:, :, None])
+            matrix.addcmul_(key, added[:, :, None])
             outputs[token] = (matrix * query).sum(2).flatten(0, 1)
         return outputs
 

@@ -35,7 +35,7 @@ def test_a_continued_sequence_says_the_same(name, fault, tiny, load):
     """Another worker computes it again, or it goes on there with its blocks, or after a swap or a prefix hit."""
     torch.set_num_threads(1)
     engines = Engines([load(tiny(name).directory, swap_bytes=1 << 22) for _ in range(2)])
-    drawn = draw_cases([(i * 37 + i // 96 * 11) % 128 for i in range(800)], 20, 3, (60, 110), (24, 40))
+    drawn = draw_cases([(i * 37 + i // 96 * 11) % 128 for i in range(800)], 20, 3, (40, 60), (12, 20))
     cases = [replace(case, step_tokens=min(case.step_tokens, 64)) for case in drawn if case.fault == fault]
     assert len(cases) == 4
     for compared in engines.compare(cases):
