@@ -72,6 +72,7 @@ def test_every_secret_that_a_pod_needs_is_made_or_named_in_the_values():
         "default": set(),
         "cpu": set(),
         "gpu": set(),
+        "groups": set(),
         "external-store": {"octavo-store", "octavo-store-tls"},
         "secure": {"octavo-api-keys", "octavo-test-key"},
         "models": set(),
