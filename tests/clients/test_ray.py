@@ -11,6 +11,8 @@ from client_programs import INSTALL_S, INSTALLED
 from folder_llama import folder_llama
 
 RAY = "ray==2.60.0"
+LANGUAGES = os.environ.get("OCTAVO_TEST_CLIENTS", "").split()
+pytestmark = pytest.mark.skipif(bool(LANGUAGES) and "ray" not in LANGUAGES, reason="ray is not chosen (CLIENTS=ray)")
 PROGRAM = Path(__file__).with_name("ray") / "two_hosts.py"
 ROOT = Path(__file__).resolve().parents[2]
 
