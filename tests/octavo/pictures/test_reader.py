@@ -1,6 +1,7 @@
 """Pictures that are made to break their reader are refused, with the field and what to do, and nobody else notices."""
 
 import io
+import itertools
 import resource
 import struct
 import zlib
@@ -86,11 +87,12 @@ def test_what_is_hostile_is_refused(name):
     assert read(PLAIN).rows, "the next one is read"
 
 
-@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP", "GIF"])
-@pytest.mark.parametrize("mode", ["RGB", "L", "P", "1", "RGBA"])
+MODES = ["RGB", "L", "1", "P", "RGBA"]
+KINDS = [*itertools.product(["PNG", "WEBP", "GIF"], MODES), *itertools.product(["JPEG"], MODES[:3])]
+
+
+@pytest.mark.parametrize(("kind", "mode"), KINDS)
 def test_pictures_of_all_kinds_are_read(kind, mode):
-    if kind == "JPEG" and mode in ("P", "RGBA"):
-        pytest.skip("there is no such JPEG")
     found = read(file_of(drawn(120, 60).convert(mode), kind))
     assert (found.rows, found.columns) == (2, 4)
     assert len(found.pixels) == 56 * 112 * 3
