@@ -15,6 +15,7 @@ BEATS_PER_LEASE = 8
 STATM = Path("/proc/self/statm")  # the second number: pages in memory
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Line:
     """A dataclass that is a line of JSON."""
 
@@ -23,7 +24,7 @@ class _Line:
         return cls(**json.loads(text))
 
     def to_json(self) -> str:
-        return json.dumps(asdict(self))  # type: ignore[call-overload]
+        return json.dumps(asdict(self))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +90,6 @@ class RankWord(_Line):
     pid: int = 0
     num_blocks: int = 0
     failure: str = ""  # it is not, and ends
-    usage: Mapping[str, float] | None = None  # it lives: a RankUsage
+    usage: Mapping[str, Any] | None = None  # it lives: a RankUsage
     level: int = 0  # of a line for the log
     line: str = ""

@@ -163,7 +163,7 @@ class RankWatch:
         elif word.failure:
             rank.failure = rank.failure or word.failure
         elif word.usage is not None:
-            rank.usage = RankUsage(**word.usage)  # type: ignore[arg-type]
+            rank.usage = RankUsage(**word.usage)
         else:
             with self._news.condition:
                 rank.ready = word
