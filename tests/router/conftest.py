@@ -36,6 +36,8 @@ from router.router import Router
 SECRET = b"s" * 32
 GREEDY = SamplingParams(temperature=0.0, max_tokens=60)
 PROMPT = list(range(3, 40))
+LEASE_MS = 5000  # a busy machine may stop the one event loop for a second
+KILLED_LEASE_MS = 500  # what is left of it when a worker is killed
 
 
 class Oracle:
@@ -106,7 +108,7 @@ class World:
         runner = runner or FakeRunner(step_s=0.001)
         name = f"worker-{len(self.runners)}"
         made_settings = WorkerSettings(
-            listen="127.0.0.1:0", web_listen="127.0.0.1:0", worker_id=name, **{"lease_ms": 500, **settings}
+            listen="127.0.0.1:0", web_listen="127.0.0.1:0", worker_id=name, **{"lease_ms": LEASE_MS, **settings}
         )
         listener = Listener(made_settings)
         await listener.open()
@@ -124,7 +126,7 @@ class World:
                 admin_listen="127.0.0.1:0",
                 http_listen="127.0.0.1:0",
                 web_listen="127.0.0.1:0",
-                **{"lease_ms": 500, "grace_ms": 1000, **settings},
+                **{"lease_ms": LEASE_MS, "grace_ms": 1000, **settings},
             ),
             store or MemoryStore(self.state),
             SECRET,
@@ -223,13 +225,14 @@ class World:
     # Breaking
 
     async def kill(self, worker: Worker) -> None:
-        """Makes a worker look like a killed process: it does not listen, journals nothing, and keeps its lease."""
+        """Makes a worker look like a killed process: it does not listen, journals nothing, and its lease ends soon."""
         self.workers.remove(worker)
         worker.lease._ended = True
         for task in (worker._journalling, *worker._watching):
             task.cancel()
         await worker.listener.close(0)
         await asyncio.to_thread(worker.engine.stop)
+        self.state.renew_lease(worker.listener.incarnation, KILLED_LEASE_MS)
 
     async def _stop_worker(self, worker: Worker) -> None:
         if worker in self.workers:
