@@ -60,13 +60,13 @@ async def leave(world, worker) -> None:
 
 async def test_leaving_workers_count_no_crash(world, oracle):
     """Of five that leave in a row, each has every sequence: five crashes would be two too many."""
-    await world.start(step_s=0.01, lease_ms=5000)
+    await world.start(step_s=0.01)
     params = replace(GREEDY, max_tokens=1500)  # more than they get to before the last worker, which is quick
     tasks = await world.streams(world.client(), 4, params)
     for number in range(5):
         old = world.workers[0]
         await world.until(lambda old=old: len(running_on(world, old)) == 4, 20.0)
-        await world.worker(FakeRunner(step_s=0.01 if number < 4 else 0.0), lease_ms=5000)
+        await world.worker(FakeRunner(step_s=0.01 if number < 4 else 0.0))
         await world.ready()
         await leave(world, old)
     await oracle.check_completions(tasks, params)
@@ -78,7 +78,7 @@ async def test_leaving_workers_count_no_crash(world, oracle):
 
 
 async def test_the_only_worker_leaves_the_rest_queued(world, oracle):
-    await world.start(step_s=0.02, drain_ms=3000, lease_ms=5000)
+    await world.start(step_s=0.02, drain_ms=3000)
     client, few = world.client(), replace(GREEDY, max_tokens=25)
     short = asyncio.create_task(client.complete([*PROMPT, 0], few, request_id="short"))
     long = asyncio.create_task(client.complete([*PROMPT, 1], replace(GREEDY, max_tokens=300), request_id="long"))
@@ -129,7 +129,7 @@ async def test_an_outage_only_delays_releases(world, oracle, monkeypatch, undone
     """The worker lives on: no lease ends, and the sequence runs nowhere."""
     monkeypatch.setattr(releaser, "STORE_PATIENCE_S", 0.1)
     store, asked = MemoryStore(world.state), []
-    worker = await world.worker(FakeRunner(step_s=0.01), store, lease_ms=5000)
+    worker = await world.worker(FakeRunner(step_s=0.01), store)
     await world.router(MemoryStore(world.state))
     await world.ready()
     params = replace(GREEDY, max_tokens=300)
@@ -153,8 +153,8 @@ async def test_an_outage_only_delays_releases(world, oracle, monkeypatch, undone
 
 
 async def test_an_operator_drains_a_worker_and_undoes_it(world, oracle):
-    await world.worker(FakeRunner(step_s=0.01), lease_ms=5000)
-    await world.start(step_s=0.01, lease_ms=5000)
+    await world.worker(FakeRunner(step_s=0.01))
+    await world.start(step_s=0.01)
     admin, worker = world.admin(), world.workers[0]
     params = replace(GREEDY, max_tokens=800)
     tasks = await world.streams(world.client(), 6, params)

@@ -105,7 +105,7 @@ def test_a_store_failing_anywhere_costs_nothing(make_world, oracle, data):
 async def through_outages(world, oracle, outages) -> None:
     async with world.stack:
         store = Flaky(world.state)
-        await world.start(workers=2, router={"store": store, "lease_ms": 5000})
+        await world.start(workers=2, router={"store": store})
         client = world.client()
         store.outages = list(outages)
         stop = ("k",)

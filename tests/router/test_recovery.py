@@ -109,7 +109,7 @@ async def test_what_outgrows_a_worker_goes_to_a_larger(world, oracle, monkeypatc
     """The smaller one is alone when the request comes, and its memory is full before the end."""
     monkeypatch.setattr(releaser, "LIMITS_S", 0.02)
     params = replace(params, max_tokens=150)
-    await world.worker(FakeRunner(step_s=0.02, num_blocks=8), lease_ms=5000)
+    await world.worker(FakeRunner(step_s=0.02, num_blocks=8))
     await world.router()
     await world.ready()
     tasks = await world.streams(world.client(), 1, params)
@@ -129,7 +129,7 @@ async def take_for(router, worker, popped):
 async def test_a_sequence_its_owner_lacks_is_assigned_again(world, oracle, monkeypatch):
     """A router that dies between take and Schedule leaves a sequence that its owner does not know."""
     monkeypatch.setattr(owner_link, "UNKNOWN_FOR_S", 0.2)
-    await world.start(lease_ms=5000)
+    await world.start()
     router, worker = world.routers[0], world.workers[0]
     start, taken = router.assigner.assign_popped, []
 

@@ -80,7 +80,7 @@ async def test_cached_prefixes_attract_and_are_reported(world):
 
 
 async def test_one_request_joined_by_many_runs_once(world, oracle):
-    await world.start(workers=2, routers=2, lease_ms=5000)
+    await world.start(workers=2, routers=2)
     params = replace(GREEDY, max_tokens=80)
     calls = [world.client(i % 2).complete(PROMPT, params, request_id="same") for i in range(5)]
     for completion in await asyncio.gather(*calls):

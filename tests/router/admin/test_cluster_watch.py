@@ -18,7 +18,7 @@ async def view_of(router):
 
 
 async def test_a_view_has_workers_sequences_and_traffic(world):
-    await world.start(workers=2, lease_ms=5000)
+    await world.start(workers=2)
     [router] = world.routers
     client = world.client()
     tasks = await world.streams(client, 3, LONG)
@@ -46,7 +46,7 @@ async def test_a_view_has_workers_sequences_and_traffic(world):
 
 
 async def test_moves_are_shown_with_the_names_of_workers(world):
-    await world.start(workers=2, lease_ms=5000)
+    await world.start(workers=2)
     [router] = world.routers
     client = world.client()
     tasks = await world.streams(client, 1, LONG)

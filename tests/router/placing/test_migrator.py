@@ -76,7 +76,7 @@ ENDED = MigrationReport(outcome=MigrationEnd.ENDED)
 @pytest.fixture
 async def running(world):
     """A world of three workers and a request `s0` that runs for long."""
-    await world.start(workers=3, step_s=0.01, lease_ms=5000)
+    await world.start(workers=3, step_s=0.01)
     tasks = await world.streams(world.client(), 1, LONG)
     yield world
     await world.abandon(tasks)
@@ -205,7 +205,7 @@ def told(caplog):
 async def split(world, *roles, **settings):
     """A router, and workers of these roles. What the router asks of the owner is noted in `world.asked`."""
     for role in roles:
-        await world.worker(FakeRunner(step_s=0.005, **SIZES), role=role, **{"lease_ms": 5000, **settings})
+        await world.worker(FakeRunner(step_s=0.005, **SIZES), role=role, **settings)
     router = await world.router()
     await world.ready()
     await world.until(lambda: all(link.facts for link in router.pool.links.values()))
