@@ -163,14 +163,14 @@ mutants: install  ## seed classic bugs into the extension; each must be seen (AR
 	@PYTHONPATH=tests/support $(BIN)/python tests/csrc/mutants $(ARGS)
 
 .PHONY: modelcheck
-modelcheck: install  ## the store's functions in every order of calls, crashes and losses; every weaker store is seen (ARGS='failover')
+modelcheck: $(INSTALLED)  ## the store's functions in every order of calls, crashes and losses; every weaker store is seen (ARGS='failover')
 	@PYTHONPATH=tests/support:. $(BIN)/python -m modelcheck $(ARGS)
 
 .PHONY: check
 check: install lint types proto-lint generate-check test  ## before each push: lint, types, proto-lint, generate-check, test
 
 .PHONY: lint
-lint: install  ## formatting, ruff, clang-format and the import rules; changes nothing
+lint: $(INSTALLED)  ## formatting, ruff, clang-format and the import rules; changes nothing
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/clang-format --dry-run --Werror $(CPP)
@@ -178,20 +178,20 @@ lint: install  ## formatting, ruff, clang-format and the import rules; changes n
 	$(BIN)/lint-imports
 
 .PHONY: types
-types: install  ## mypy, strict
+types: $(INSTALLED)  ## mypy, strict
 	$(BIN)/mypy
 
 .PHONY: proto-lint
-proto-lint: install  ## buf's rules for the wire contract, and no change that breaks clients of the baseline
+proto-lint: $(INSTALLED)  ## buf's rules for the wire contract, and no change that breaks clients of the baseline
 	cd protos && ../$(BIN)/buf lint
 	cd protos && ../$(BIN)/buf breaking --against $(WIRE_BASELINE) --path octavo/v1
 
 .PHONY: wire-baseline
-wire-baseline: install  ## later contracts are compared with the one of today
+wire-baseline: $(INSTALLED)  ## later contracts are compared with the one of today
 	cd protos && ../$(BIN)/buf build --path octavo/v1 --exclude-source-info -o $(WIRE_BASELINE)
 
 .PHONY: format
-format: install  ## rewrite Python, C++, protos and prose as `make lint` and the tests want them
+format: $(INSTALLED)  ## rewrite Python, C++, protos and prose as `make lint` and the tests want them
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/clang-format -i $(CPP)
