@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from dataclasses import replace
 
 import grpc
@@ -233,12 +234,13 @@ async def test_a_repeated_request_waits_for_its_model(world, oracle, way):
 @pytest.mark.parametrize("method", ["complete", "attach"])
 async def test_a_full_router_keeps_returning_requests(world, oracle, method):
     """A request outlives its last client for its grace, and clients that this router refuses, too, for longer."""
-    grace_ms = 2000  # two of the delays that a refusal asks for
+    grace_ms = 4000  # four of the delays that a refusal asks for
     await world.start(step_s=0.02, router={"max_streams": 1, "grace_ms": grace_ms})
-    long = replace(GREEDY, max_tokens=200)  # four seconds
+    long = replace(GREEDY, max_tokens=400)  # eight seconds
     first = world.client().generate(PROMPT, long, request_id="again")
     await anext(first)
     await first.aclose()
+    left = time.monotonic()
     await world.until(lambda: not world.routers[0]._opener.num_sessions)
     other = world.client().generate([1], replace(GREEDY, max_tokens=4000))
     await anext(other)
@@ -249,7 +251,7 @@ async def test_a_full_router_keeps_returning_requests(world, oracle, method):
             answer = asyncio.create_task(client.complete(PROMPT, long, request_id="again"))
         else:
             answer = asyncio.create_task(gathered(client.attach(request_id="again")))
-        await world.until(lambda: len(refusals) > 2, 30)
+        await world.until(lambda: len(refusals) > 2 and time.monotonic() - left > 1.2 * grace_ms / 1000, 30)
         assert all(isinstance(error, TooManyStreams) for error in refusals)
         assert world.entry("again").record.finishes[0] is not FinishReason.CANCELLED
         await other.aclose()
