@@ -12,7 +12,9 @@ fuzz = settings(max_examples=15, suppress_health_check=[HealthCheck.function_sco
 sizes = st.integers(1, 70)
 
 
-def example(seed: int, tokens: int, shape: tuple[int, int, int, int], per_key: bool, delta: bool) -> list[Tensor | None]:
+def example(
+    seed: int, tokens: int, shape: tuple[int, int, int, int], per_key: bool, delta: bool
+) -> list[Tensor | None]:
     """State, queries, keys, values, decays and rates. `shape`: heads with one key, as many of these, rows, columns."""
     torch.manual_seed(seed)
     group, key_heads, rows, columns = shape
