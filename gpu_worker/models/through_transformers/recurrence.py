@@ -160,8 +160,6 @@ class Recurrences:
                     rate = None if rates is None else rates[part]
                     outputs[part] = self._ops.linear_recurrence(state, *given, rate)
                 self.states.keep(index, piece, state)
-                if piece.replaces and piece is not run.pieces[-1]:
-                    state = state.clone()
         return outputs
 
 

@@ -2,7 +2,6 @@
 
 A sequence's state before a token lies in the block of the token before it. A step keeps the state after the last token
 of each block, and after the last token of the step. So every full block can be gone on from, and so can the last one.
-What a step begins with is overwritten when all of the step has run: one that fails can be done again.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,7 +22,6 @@ class Piece:
     end: int
     block: int
     num_tokens: int  # of the sequence up to its end
-    replaces: bool  # the block has the state that the sequence goes on from in this step
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +51,6 @@ class StepStates:
         self.asked: list[StatePart] = []
         self.device = batch.token_ids.device
         self._blocks = blocks
-        self._late: list[tuple[int, int, Tensor]] = []  # part, block, value: written at the end
         self.runs = tuple(_runs(batch, block_size))
         for run in self.runs:
             known = run.pieces[-1].num_tokens - (run.end - run.begin)
@@ -76,12 +73,8 @@ class StepStates:
         return torch.zeros(part.shape, dtype=part.dtype, device=self.device)
 
     def keep(self, index: int, piece: Piece, value: Tensor) -> None:
-        """Keeps a part of the state after the last token of a piece. The caller does not change it any more."""
-        if self._blocks is None:
-            return
-        if piece.replaces:
-            self._late.append((index, piece.block, value))
-        else:
+        """Keeps a part of the state after the last token of a piece."""
+        if self._blocks is not None:
             self._blocks.write(index, piece.block, value)
 
     def end(self) -> None:
@@ -92,8 +85,6 @@ class StepStates:
             raise RuntimeError(
                 f"the model kept {len(self.asked)} parts of a state, not {len(self._blocks.shape.parts)}"
             )
-        for late in self._late:
-            self._blocks.write(*late)
         for run in self.runs:
             for piece in run.pieces:
                 self._blocks.set_num_tokens(piece.block, piece.num_tokens)
@@ -106,8 +97,7 @@ def _runs(batch: TokenBatch, block_size: int) -> Iterator[Run]:
         before = table[(position - 1) // block_size] if position else -1
         while position < num_tokens:
             end = min(num_tokens, (position // block_size + 1) * block_size)
-            block = table[position // block_size]
-            pieces.append(Piece(begin, begin + end - position, block, end, block == before))
+            pieces.append(Piece(begin, begin + end - position, table[position // block_size], end))
             begin, position = begin + end - position, end
         if pieces:
             yield Run(tuple(pieces), before)
