@@ -89,6 +89,23 @@ inline void recur_columns(const RecurrenceJob& job, std::int64_t head, std::int6
     }
 }
 
+// Eight rows, or some, of a matrix of one column.
+template <bool kWhole>
+inline F8 recur_line(const RecurrenceJob& job, const RecurringToken& t, std::int64_t k, std::int64_t count,
+                     float* state, F8 sums) {
+    const auto load = [count](const float* p) { return kWhole ? load8(p) : load8_some(p, count); };
+    const F8 decay = job.decay_per_key ? load(t.decay + k) : set8(t.decay[0]);
+    const F8 now = fma8(load(t.key + k), set8(t.value[0]), mul8(load(state), decay));
+    if (kWhole) {
+        store8(state, now);
+    } else {
+        float some[8];
+        store8(some, now);
+        std::memcpy(state, some, static_cast<std::size_t>(count) * 4);
+    }
+    return fma8(now, load(t.query + k), sums);
+}
+
 // Heads whose matrices have one column, as channels of Mamba 1 have: rows side by side in registers.
 void recur_lines(const RecurrenceJob& job, std::int64_t first_head, std::int64_t end_head) {
     for (std::int64_t token = 0; token < job.tokens; ++token) {
@@ -96,15 +113,12 @@ void recur_lines(const RecurrenceJob& job, std::int64_t first_head, std::int64_t
             const RecurringToken t = token_of(job, token, head);
             float* state = job.state + head * job.key_dim;
             F8 sums = zero8();
-            for (std::int64_t k = 0; k < job.key_dim; k += 8) {
-                const std::int64_t count = job.key_dim - k < 8 ? job.key_dim - k : 8;
-                const F8 decays = job.decay_per_key ? load8_some(t.decay + k, count) : set8(t.decay[0]);
-                const F8 now =
-                    fma8(load8_some(t.key + k, count), set8(t.value[0]), mul8(load8_some(state + k, count), decays));
-                float some[8];
-                store8(some, now);
-                std::memcpy(state + k, some, static_cast<std::size_t>(count) * 4);
-                sums = fma8(now, load8_some(t.query + k, count), sums);
+            std::int64_t k = 0;
+            for (; k + 8 <= job.key_dim; k += 8) {
+                sums = recur_line<true>(job, t, k, 8, state + k, sums);
+            }
+            if (k < job.key_dim) {
+                sums = recur_line<false>(job, t, k, job.key_dim - k, state + k, sums);
             }
             t.out[0] = sum8(sums);
         }
