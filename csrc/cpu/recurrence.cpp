@@ -9,7 +9,7 @@ namespace octavo {
 namespace {
 
 constexpr std::int64_t kColumns = 64;  // of a matrix, for one thread at a time
-constexpr std::int64_t kLines = 64;    // matrices of one column
+constexpr std::int64_t kLines = 512;   // matrices of one column
 
 }  // namespace
 

@@ -16,75 +16,65 @@ inline RecurringToken token_of(const RecurrenceJob& job, std::int64_t token, std
             job.rates == nullptr ? 0 : job.rates[row], job.out + row * job.value_dim};
 }
 
-// The rule without rates: fade, add key · value, read, in one pass over the rows.
-template <int kRegisters>
-inline void recur_plain(const RecurringToken& t, std::int64_t fades, std::int64_t rows, std::int64_t stride,
-                        const F8 (&values)[kRegisters], float* state, F8 (&sums)[kRegisters]) {
+// Columns of a head's matrix side by side in registers, whose rows lie `stride` floats apart. What a token adds is
+// known when the sum of the first pass is, by the delta rule; without it there is no first pass.
+template <int kRegisters, bool kDelta>
+inline void recur_token(const RecurringToken& t, std::int64_t fades, std::int64_t rows, float* state,
+                        std::int64_t stride, const F8* values, F8* outputs) {
+    F8 added[kRegisters], sums[kRegisters];
+    for (int r = 0; r < kRegisters; ++r) {
+        added[r] = values[r];
+        sums[r] = zero8();
+    }
+    if (kDelta) {
+        F8 known[kRegisters];
+        for (int r = 0; r < kRegisters; ++r) {
+            known[r] = zero8();
+        }
+        for (std::int64_t k = 0; k < rows; ++k) {
+            const F8 fading = mul8(set8(t.decay[k * fades]), set8(t.key[k]));
+            const float* row = state + k * stride;
+            for (int r = 0; r < kRegisters; ++r) {
+                known[r] = fma8(load8(row + 8 * r), fading, known[r]);
+            }
+        }
+        for (int r = 0; r < kRegisters; ++r) {
+            added[r] = mul8(sub8(added[r], known[r]), set8(t.rate));
+        }
+    }
     for (std::int64_t k = 0; k < rows; ++k) {
         const F8 decay = set8(t.decay[k * fades]), key = set8(t.key[k]), query = set8(t.query[k]);
         float* row = state + k * stride;
         for (int r = 0; r < kRegisters; ++r) {
-            const F8 now = fma8(key, values[r], mul8(load8(row + 8 * r), decay));
+            const F8 now = fma8(key, added[r], mul8(load8(row + 8 * r), decay));
             store8(row + 8 * r, now);
             sums[r] = fma8(now, query, sums[r]);
         }
     }
-}
-
-// The delta rule: what the faded matrix gives for the key is known before something is added.
-template <int kRegisters>
-inline void recur_delta(const RecurringToken& t, std::int64_t fades, std::int64_t rows, std::int64_t stride,
-                        const F8 (&values)[kRegisters], float* state, F8 (&sums)[kRegisters]) {
-    F8 known[kRegisters], added[kRegisters];
     for (int r = 0; r < kRegisters; ++r) {
-        known[r] = zero8();
-    }
-    for (std::int64_t k = 0; k < rows; ++k) {
-        const F8 decay = set8(t.decay[k * fades]), key = set8(t.key[k]);
-        float* row = state + k * stride;
-        for (int r = 0; r < kRegisters; ++r) {
-            const F8 faded = mul8(load8(row + 8 * r), decay);
-            store8(row + 8 * r, faded);
-            known[r] = fma8(faded, key, known[r]);
-        }
-    }
-    for (int r = 0; r < kRegisters; ++r) {
-        added[r] = mul8(sub8(values[r], known[r]), set8(t.rate));
-    }
-    for (std::int64_t k = 0; k < rows; ++k) {
-        const F8 key = set8(t.key[k]), query = set8(t.query[k]);
-        float* row = state + k * stride;
-        for (int r = 0; r < kRegisters; ++r) {
-            const F8 now = fma8(key, added[r], load8(row + 8 * r));
-            store8(row + 8 * r, now);
-            sums[r] = fma8(now, query, sums[r]);
-        }
+        outputs[r] = sums[r];
     }
 }
 
-// Columns [first, first + 8 kRegisters) of a head's matrix, which begins at `state` with `stride` floats from row to
-// row.
-template <int kRegisters>
+// Columns [first, first + count) of a head's matrix, which begin at `state`: 8 kRegisters of them, or fewer than 8.
+template <int kRegisters, bool kDelta>
 inline void recur_columns(const RecurrenceJob& job, std::int64_t head, std::int64_t first, std::int64_t count,
                           float* state, std::int64_t stride) {
-    const std::int64_t fades = job.decay_per_key ? 1 : 0;
     for (std::int64_t token = 0; token < job.tokens; ++token) {
         const RecurringToken t = token_of(job, token, head);
-        F8 values[kRegisters], sums[kRegisters];
+        F8 values[kRegisters], outputs[kRegisters];
         for (int r = 0; r < kRegisters; ++r) {
             values[r] = count < 8 ? load8_some(t.value + first, count) : load8(t.value + first + 8 * r);
-            sums[r] = zero8();
         }
-        (job.rates == nullptr ? recur_plain<kRegisters> : recur_delta<kRegisters>)(t, fades, job.key_dim, stride,
-                                                                                   values, state, sums);
+        recur_token<kRegisters, kDelta>(t, job.decay_per_key ? 1 : 0, job.key_dim, state, stride, values, outputs);
         if (count < 8) {
             float some[8];
-            store8(some, sums[0]);
+            store8(some, outputs[0]);
             std::memcpy(t.out + first, some, static_cast<std::size_t>(count) * 4);
             continue;
         }
         for (int r = 0; r < kRegisters; ++r) {
-            store8(t.out + first + 8 * r, sums[r]);
+            store8(t.out + first + 8 * r, outputs[r]);
         }
     }
 }
@@ -125,14 +115,15 @@ void recur_lines(const RecurrenceJob& job, std::int64_t first_head, std::int64_t
     }
 }
 
-void recur(const RecurrenceJob& job, std::int64_t head, std::int64_t first, std::int64_t count, float* scratch) {
+template <bool kDelta>
+void recur_some(const RecurrenceJob& job, std::int64_t head, std::int64_t first, std::int64_t count, float* scratch) {
     float* state = job.state + head * job.key_dim * job.value_dim + first;
     std::int64_t i = 0;
     for (; i + kRecurringColumns <= count; i += kRecurringColumns) {
-        recur_columns<kRecurringColumns / 8>(job, head, first + i, kRecurringColumns, state + i, job.value_dim);
+        recur_columns<kRecurringColumns / 8, kDelta>(job, head, first + i, kRecurringColumns, state + i, job.value_dim);
     }
     for (; i + 8 <= count; i += 8) {
-        recur_columns<1>(job, head, first + i, 8, state + i, job.value_dim);
+        recur_columns<1, kDelta>(job, head, first + i, 8, state + i, job.value_dim);
     }
     if (i == count) {
         return;
@@ -140,8 +131,16 @@ void recur(const RecurrenceJob& job, std::int64_t head, std::int64_t first, std:
     for (std::int64_t k = 0; k < job.key_dim; ++k) {
         store8(scratch + 8 * k, load8_some(state + k * job.value_dim + i, count - i));
     }
-    recur_columns<1>(job, head, first + i, count - i, scratch, 8);
+    recur_columns<1, kDelta>(job, head, first + i, count - i, scratch, 8);
     for (std::int64_t k = 0; k < job.key_dim; ++k) {
         std::memcpy(state + k * job.value_dim + i, scratch + 8 * k, static_cast<std::size_t>(count - i) * 4);
+    }
+}
+
+void recur(const RecurrenceJob& job, std::int64_t head, std::int64_t first, std::int64_t count, float* scratch) {
+    if (job.rates == nullptr) {
+        recur_some<false>(job, head, first, count, scratch);
+    } else {
+        recur_some<true>(job, head, first, count, scratch);
     }
 }
