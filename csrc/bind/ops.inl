@@ -20,6 +20,8 @@ void bind_ops(py::module_& module) {
                free);
     module.def("rms_norm", &rms_norm, "out"_a, "x"_a, "weight"_a, "eps"_a, free);
     module.def("silu_and_mul", &silu_and_mul, "out"_a, "x"_a, free);
+    module.def("linear_recurrence", &linear_recurrence, "out"_a, "state"_a, "queries"_a, "keys"_a, "values"_a,
+               "decays"_a, "rates"_a = py::none(), free);
     module.def("linear", &linear, "out"_a, "x"_a, "weight"_a, "bias"_a = py::none(), free);
     module.def("weight_rows", &weight_rows, "out"_a, "weight"_a, "rows"_a, free);
     const auto none = py::none();

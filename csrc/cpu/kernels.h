@@ -107,6 +107,18 @@ struct AttentionItem {
     float* partial;
 };
 
+// Tokens that read and change a matrix of each head, one after another; all dense (octavo/api.h, linear_recurrence).
+struct RecurrenceJob {
+    float* out;
+    float* state;
+    const float *queries, *keys, *values, *decays;
+    const float* rates;  // null: no delta rule
+    std::int64_t tokens, heads, key_heads, group, key_dim, value_dim;
+    bool decay_per_key;
+};
+
+constexpr std::int64_t kRecurringColumns = 32;  // of a matrix, in registers side by side
+
 struct Kernels {
     Isa isa;
     void (*linear)(const LinearJob& job, std::int64_t first_row, std::int64_t end_row, float* scratch);
@@ -133,6 +145,10 @@ struct Kernels {
                            std::int64_t count);  // lowest index of the maximum; of a NaN if there is one
     // y[i] += sum over k of low[k] * b[k, first + i], for i below `count`. b is plain. The order is that of k.
     void (*add_low_rank)(const Weight& b, std::int64_t first, std::int64_t count, const float* low, float* y);
+    // All tokens, for some columns of one head's matrix. `scratch`: 8 * key_dim floats.
+    void (*recur)(const RecurrenceJob& job, std::int64_t head, std::int64_t first, std::int64_t count, float* scratch);
+    // All tokens, for some heads whose matrices have one column, without a delta rule.
+    void (*recur_lines)(const RecurrenceJob& job, std::int64_t first_head, std::int64_t end_head);
 };
 
 const Kernels* emulated_kernels();  // each is there if its instruction set was built (instruction_sets.cmake)

@@ -90,6 +90,13 @@ class NativeCpuOps(ReferenceOps):
             return super().logits(hidden, head, bias)
         return self.linear(hidden.float(), head, bias)
 
+    def linear_recurrence(
+        self, state: Tensor, queries: Tensor, keys: Tensor, values: Tensor, decays: Tensor, rates: Tensor | None
+    ) -> Tensor:
+        out, given = torch.empty(values.shape), (x.contiguous() for x in (queries, keys, values, decays))
+        self.extension.linear_recurrence(out, state, *given, None if rates is None else rates.contiguous())
+        return out
+
     def swap_blocks(self, source: Tensor, target: Tensor, pairs: Sequence[tuple[int, int]]) -> None:
         if pairs:
             self.extension.copy_blocks(source, target, torch.tensor(pairs, dtype=torch.int64))

@@ -1,6 +1,6 @@
 """The CPU kernels that steps spend their time in against what this machine can do, and torch; and whole steps.
 
-    python tests/bench/kernels.py [--only linears decode prefill draws steps] [--match REGEX] [--quick]
+    python tests/bench/kernels.py [--only linears decode prefill draws recurrences steps] [--match REGEX] [--quick]
 
 Sides take turns on the same numbers; medians. The machine's own rates (torch: a
 sum, a copy, two products) are sides like the others, so that each row has its roof from the seconds it was measured in;
@@ -18,13 +18,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 from _attention import decodes, prompts
 from _draws import draws
 from _linears import linears
+from _recurrences import recurrences
 from _service import describe_machine
 from _steps import steps
 from _table import Machine, Plan
 
 from gpu_worker.ops import native
 
-PARTS = ("linears", "decode", "prefill", "draws", "steps")
+PARTS = ("linears", "decode", "prefill", "draws", "recurrences", "steps")
 
 
 def run(args: argparse.Namespace) -> None:
@@ -40,6 +41,7 @@ def run(args: argparse.Namespace) -> None:
         "decode": lambda: decodes(extension, plan),
         "prefill": lambda: prompts(extension, plan),
         "draws": lambda: draws(extension, plan),
+        "recurrences": lambda: recurrences(extension, plan),
         "steps": lambda: steps(plan),
     }
     for name in args.only:

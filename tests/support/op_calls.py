@@ -107,6 +107,14 @@ def silu_and_mul(module, fence, n):
     return rows_of(module, "silu_and_mul", fence, n, x=fence(torch.randn(n, 16)))
 
 
+@of("linear_recurrence")
+def linear_recurrence(module, fence, n):
+    given = {name: fence(torch.rand(n, heads, 3)) for name, heads in (("queries", 1), ("keys", 1), ("decays", 2))}
+    given |= {"values": fence(torch.rand(n, 2, 9)), "rates": fence(torch.rand(n, 2))}
+    written = {"out": fence(torch.empty(n, 2, 9)), "state": fence(torch.rand(2, 3, 9))}
+    return Call(module.linear_recurrence, {**written, **given}, ("out", "state"))
+
+
 @of("rotary")
 def rotary(module, fence, n):
     heads, angles = fence(torch.randn(n, 4, 16)), angles_of(fence, n)

@@ -67,6 +67,13 @@ void rms_norm(const TensorRef& out, const TensorRef& x, const TensorRef& weight,
 // x [rows, 2 c]: out [rows, c] = silu(first half) * second half.
 void silu_and_mul(const TensorRef& out, const TensorRef& x);
 
+// Tokens read and change a matrix for each head, one after another. state f32 [h, k, v] is changed in place. A token
+// fades it by decays f32 [t, h] or [t, h, k], adds key · valueᵀ, and reads it by its query: out f32 [t, h, v]. With
+// rates f32 [t, h] it adds rate * (value - what the faded state gives for the key) in the value's place, the delta
+// rule. queries, keys f32 [t, any, k]: as many heads in a row as there are for one have it. All are contiguous.
+void linear_recurrence(const TensorRef& out, const TensorRef& state, const TensorRef& queries, const TensorRef& keys,
+                       const TensorRef& values, const TensorRef& decays, const TensorRef& rates);
+
 // out f32 [t, weight.rows] = x f32 [t, weight.cols] * weightᵀ + bias f32 [rows] (or no data).
 void linear(const TensorRef& out, const TensorRef& x, const Weight& weight, const TensorRef& bias);
 

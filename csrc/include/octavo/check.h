@@ -15,6 +15,8 @@ void rotary(const TensorRef& heads, const TensorRef& positions, const TensorRef&
             std::int64_t rotated);
 void rms_norm(const TensorRef& out, const TensorRef& x, const TensorRef& weight);
 void silu_and_mul(const TensorRef& out, const TensorRef& x);
+void linear_recurrence(const TensorRef& out, const TensorRef& state, const TensorRef& queries, const TensorRef& keys,
+                       const TensorRef& values, const TensorRef& decays, const TensorRef& rates);
 void linear(const TensorRef& out, const TensorRef& x, const Weight& weight, const TensorRef& bias);
 void weight_rows(const TensorRef& out, const Weight& weight, const TensorRef& rows);
 void copy_blocks(const TensorRef& source, const TensorRef& target, const TensorRef& pairs);
