@@ -31,6 +31,15 @@ DECODED = (
     *(TensorType.IQ3_XXS, TensorType.IQ3_S, TensorType.IQ4_NL, TensorType.IQ4_XS),
     *(TensorType.TQ1_0, TensorType.TQ2_0, TensorType.MXFP4),
 )
+# Types that no kernel multiplies, and those with a kernel whose blocks hold exactly the same numbers.
+HELD_AS = {
+    TensorType.Q5_0: TensorType.Q8_0,
+    TensorType.IQ4_NL: TensorType.Q8_0,
+    TensorType.TQ1_0: TensorType.Q4_0,
+    TensorType.TQ2_0: TensorType.Q4_0,
+    TensorType.Q3_K: TensorType.Q6_K,
+    TensorType.IQ3_S: TensorType.Q6_K,
+}
 _NAMES = ("eos", "eot", "eom")  # the ends of a sequence, of a turn and of a message
 # Many files name the end of a sequence only, and leave it to the program to know the texts of the other ends.
 TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>")

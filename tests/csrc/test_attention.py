@@ -91,8 +91,8 @@ class Case:
         return one.run(kernels)
 
     def check(self, rounding: bool, result: torch.Tensor) -> None:
-        """A weight that was rounded is off by UNIT of itself at most, so a sum of values is by UNIT of theirs. A score of
-        many products is off by the rounding of their sum, and the weight by as much of itself."""
+        """A weight that was rounded is off by UNIT of itself at most, so a sum of values is by UNIT of theirs. A score
+        of many products is off by the rounding of their sum, and its weight by as much of itself."""
         rounds = rounding and self.kv.kind not in ("float32", "float16")
         expected, sizes = self.expected(rounds)
         tolerance = TOLERANCE[self.dtype]

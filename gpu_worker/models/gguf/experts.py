@@ -11,6 +11,7 @@ from gpu_worker.models.checkpoint import mxfp4
 from gpu_worker.models.checkpoint.weights import FLOATS
 from gpu_worker.models.gguf.families import read_family
 from gpu_worker.models.gguf.header import GgufHeader
+from gpu_worker.models.gguf.held_blocks import held_blocks
 from gpu_worker.models.gguf.recipes import Join, Recipe
 from gpu_worker.models.gguf.tensors import KERNELS, ROPE_FACTORS, architecture, dequantize
 from octavo.model_files.gguf import GgufFile, TensorInfo, TensorType
@@ -70,11 +71,11 @@ class ExpertGgufSource:
         return self._shape(name)
 
     def blocks(self, name: str) -> Tensor:
-        """The stored bytes of a tensor of two dimensions: uint8 [rows, bytes of a row], in new memory."""
-        data = torch.frombuffer(bytearray(self._bytes(name)), dtype=torch.uint8)
+        """The blocks of a tensor of two dimensions, for a kernel: uint8 [rows, bytes of a row], in new memory."""
+        blocks = held_blocks(self._bytes(name), self._info(name).type).view(self._shape(name)[0], -1)
         if self._info(name).type == TensorType.MXFP4:
-            return mxfp4.as_blocks(*_scaled(data.view(self._shape(name)[0], -1)), paired=False)
-        return self._places[name].join([data.view(self._shape(name)[0], -1)])
+            return mxfp4.as_blocks(*_scaled(blocks), paired=False)
+        return self._places[name].join([blocks])
 
     def _experts(self, layer: int) -> Mapping[str, TensorPlace]:
         """The matrices and biases of a layer's experts, by the names of Qwen's checkpoints."""

@@ -14,17 +14,18 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gpu_worker.models.checkpoint.weights import FLOATS
+from gpu_worker.models.gguf.held_blocks import held_blocks
 from gpu_worker.models.gguf.recipes import LLAMA
 from octavo.model_files.gguf import GgufFile, TensorInfo, TensorType
 from octavo.model_files.gguf_metadata import Metadata
 from octavo.model_files.gguf_support import FLOATS as FLOAT_TYPES
-from octavo.model_files.gguf_support import INTERLEAVED, end_token_ids, find_obstacle
+from octavo.model_files.gguf_support import HELD_AS, INTERLEAVED, end_token_ids, find_obstacle
 from octavo.request.errors import BadModel
 
 # The package makes several arrays on the way to its result. Those of a piece stay in the processor's cache: of a whole
 # tensor, decoding takes twice as long (docs/decisions/gpu_worker.md).
 PIECE_VALUES = 1 << 16
-KERNELS = {  # GGUF's types whose bits are kept, and what the extension calls them
+KERNELS = {  # GGUF's types of which nothing is rounded, and what the extension calls their blocks
     TensorType.Q8_0: "q8",
     TensorType.Q4_0: "q4",
     TensorType.Q4_1: "q4_mins",
@@ -32,6 +33,7 @@ KERNELS = {  # GGUF's types whose bits are kept, and what the extension calls th
     TensorType.Q5_K: "q5_k",
     TensorType.Q6_K: "q6_k",
 }
+KERNELS |= {kind: KERNELS[held] for kind, held in HELD_AS.items()}
 
 
 def dequantize(data: memoryview, kind: TensorType, num_values: int) -> NDArray[np.float32]:
@@ -94,11 +96,11 @@ class GgufSource:
         return tuple(self._info(name).shape)
 
     def blocks(self, name: str) -> Tensor:
-        """The stored bytes of a tensor of two dimensions: uint8 [rows, bytes of a row], in new memory."""
+        """The blocks of a tensor of two dimensions, for a kernel: uint8 [rows, bytes of a row], in new memory."""
         info = self._info(name)
-        data = torch.frombuffer(bytearray(self._file.tensor_bytes(info.name)), dtype=torch.uint8)
+        blocks = held_blocks(self._file.tensor_bytes(info.name), info.type)
         self._file.release(info.name)
-        return self._ordered(name, data.view(info.shape[0], -1))
+        return self._ordered(name, blocks.view(info.shape[0], -1))
 
     def _info(self, name: str) -> TensorInfo:
         if name not in self._stored:

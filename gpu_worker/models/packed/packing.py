@@ -9,7 +9,8 @@
 
 Matrices in bfloat16 are packed, so that instructions that multiply it have their operands beside each other. Rounding
 to q8 and q4 is that of GGUF's Q8_0 and Q4_0. The embedding, which is also the output projection of many models, keeps
-8 bits. GGUF formats without a kernel (such as Q5_0) are rounded to 8 bits by `auto`, and become float32 by `none`.
+8 bits. GGUF formats without a kernel are kept in blocks of one that has, where these hold the same numbers (such as
+Q3_K in Q6_K); others (such as Q2_K) are rounded to 8 bits by `auto`, and become float32 by `none`.
 A stack whose tensors are of several types, as K mixtures have, becomes several matrices.
 """
 
@@ -25,7 +26,7 @@ from gpu_worker.models.packed.packed_weights import FORMATS, NativeMatrix, is_ex
 from gpu_worker.models.packed.weight_memory import WeightMemory
 
 SCHEMES = ("auto", "none", "q8", "q4")
-PACKING = 3  # rises when the same checkpoint is packed to other bytes
+PACKING = 4  # rises when the same checkpoint is packed to other bytes
 BLOCK = 32
 GROUP_ROWS = 16
 PIECE_VALUES = 2 << 20  # so many are converted at once: they stay in the caches, and no tensor is copied whole

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from octavo.cli.doctor import CheckReport
-from octavo.model_files.gguf import GgufFile, TensorType
+from octavo.model_files.gguf import GgufFile, TensorInfo, TensorType
 from octavo.model_files.gguf_parts import first_parts
-from octavo.model_files.gguf_support import FLOATS, runs_through_transformers
+from octavo.model_files.gguf_support import FLOATS, HELD_AS, runs_through_transformers
 from octavo.model_files.quantization import LLAMA_LIKE, MIXTURES
 from octavo.process.machine import available_bytes
 from octavo.request.errors import MalformedGguf
@@ -30,7 +30,7 @@ MEASURED_S = 0.2
 Q8, Q4 = 34 / 32, 18 / 32
 KEPT = (("", 4.0, 4.0), ("--dtype bfloat16", 2.0, 2.0), ("--quantization q8", Q8, Q8), ("--quantization q4", Q4, Q8))
 OUTER = ("embed_tokens.weight", "lm_head.weight")  # kept in 8 bits where others are in 4
-# Types of a GGUF file that a CPU multiplies as they are. The others are rounded up to 8 bits.
+# Types of a GGUF file that a CPU multiplies as they are. Others are in one of these (HELD_AS), or rounded to 8 bits.
 AS_STORED = (
     *FLOATS,
     TensorType.Q4_0,
@@ -49,7 +49,7 @@ FLOAT_BYTES = 4  # of keys and values, unless --dtype or --kv-cache-dtype says o
 class ModelSize:
     num_numbers: int
     num_outer: int  # of these, those of the embedding and the output projection
-    stored_bytes: int  # with types that no kernel multiplies in 8 bits
+    stored_bytes: int  # with types that no kernel multiplies as they are kept instead
     kept_as_stored: bool  # a GGUF file is multiplied with as it is
     slots: int  # numbers of keys and values for each token; 0: not known
     experts: bool = False
@@ -131,12 +131,18 @@ def _of_file(path: Path) -> ModelSize:
         return ModelSize(
             sum(prod(each.shape) for each in tensors),
             0,
-            sum(each.num_bytes if each.type in AS_STORED else int(prod(each.shape) * Q8) for each in tensors),
+            sum(_kept_bytes(each) for each in tensors),
             kept_as_stored=not runs_through_transformers(file),
             packs=False,
             slots=2 * metadata.integer(f"{kind}.block_count", 0) * kv_heads * width,
             experts=bool(metadata.integer(f"{kind}.expert_count", 0)),
         )
+
+
+def _kept_bytes(tensor: TensorInfo) -> int:
+    kind = HELD_AS.get(tensor.type, tensor.type)
+    kind = kind if kind in AS_STORED else TensorType.Q8_0
+    return prod(tensor.shape) * kind.num_bytes // kind.block
 
 
 def _of_folder(path: Path) -> ModelSize | None:

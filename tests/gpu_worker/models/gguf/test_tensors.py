@@ -18,11 +18,11 @@ from safetensors.torch import load_file
 from gpu_worker.models.gguf.tensors import PIECE_VALUES, ROPE_FACTORS, ROPE_LONG, dequantize, read_config
 from gpu_worker.ops import native
 from octavo.model_files.gguf import GgufFile, TensorType
-from octavo.model_files.gguf_support import ARCHITECTURES, DECODED, FLOATS
+from octavo.model_files.gguf_support import ARCHITECTURES, DECODED, FLOATS, HELD_AS
 from octavo.request.errors import BadModel, InvalidArgument
 
 PACKED = [kind.name for kind in DECODED if kind not in FLOATS]
-OWN_KERNELS = ("F16", "BF16", "Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
+OWN_KERNELS = ("F16", "BF16", "Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", *(kind.name for kind in HELD_AS))
 REFUSED = [kind.name for kind in TensorType if kind not in DECODED]
 
 
@@ -153,7 +153,7 @@ def test_a_file_with_another_type_is_refused_by_name(name, load, tmp_path):
 
 
 @pytest.mark.skipif(native.load() is None, reason="the extension was not built")
-@pytest.mark.parametrize("kind", some(["F16", "BF16", *PACKED], {*OWN_KERNELS, "IQ4_NL"}))
+@pytest.mark.parametrize("kind", some(["F16", "BF16", *PACKED], {*OWN_KERNELS, "IQ4_XS"}))
 def test_a_file_of_each_type_in_each_scheme(kind, tiny, load, all_logits, greedy, tmp_path):
     """`none` computes what Transformers does of the same numbers; the other schemes round as they round those."""
     path = tmp_path / "model.gguf"
