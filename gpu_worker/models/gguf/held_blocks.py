@@ -76,7 +76,9 @@ def _scales_of_q3_k(blocks: Bytes) -> NDArray[np.int32]:
     stored = blocks[:, -14:-2].astype(np.int32)
     low, high = stored[:, :8], stored[:, 8:]
     nibbles = np.hstack([low & 15, low >> 4])
-    return (nibbles | np.hstack([high >> shift & 3 for shift in (0, 2, 4, 6)]) << 4) - 32
+    bits = np.hstack([high >> shift & 3 for shift in (0, 2, 4, 6)])
+    scales: NDArray[np.int32] = (nibbles | bits << 4) - 32
+    return scales
 
 
 def _scales_of_iq3_s(blocks: Bytes) -> NDArray[np.int32]:
