@@ -48,6 +48,7 @@ class PreparedRequest:
     params: SamplingParams
     source: str  # of the request, from which the prompt came
     pictures: Mapping[str, bytes] = field(default_factory=dict)  # their pixels, by digest
+    fetched: Sequence[bytes] = ()  # of each picture, in the order of the chat: what its URL brought, if it had one
 
 
 class RequestPreparer:
@@ -127,7 +128,7 @@ class RequestPreparer:
             lora_source=adapter.source if adapter else "",
             pictures=pack_pictures(shown.placed),
         )
-        return PreparedRequest(new, model, params, source, shown.pixels)
+        return PreparedRequest(new, model, params, source, shown.pixels, shown.fetched)
 
     async def look_up(
         self,

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 from octavo.pictures.parts import (
@@ -54,14 +55,17 @@ class PicturePrompts:
         return [await self._read_one(each, model, salt) for each in pictures]
 
     async def _read_one(self, part: PicturePart, model: ServedModel, salt: str) -> ReadPicture:
-        loop, data, most = asyncio.get_running_loop(), part.data, self._limits.num_bytes
+        loop, data, most, fetched = asyncio.get_running_loop(), part.data, self._limits.num_bytes, b""
         if part.url and is_data_url(part.url):
             data = data_of_url(part.url, part.field, most)
         elif part.url:
-            data = await loop.run_in_executor(self._fetchers, fetch_picture, part.url, part.field, self._hosts, most)
-        return await loop.run_in_executor(
+            data = fetched = await loop.run_in_executor(
+                self._fetchers, fetch_picture, part.url, part.field, self._hosts, most
+            )
+        read = await loop.run_in_executor(
             self._readers, READERS.read, data, model.pictures, self._limits, salt, part.field
         )
+        return replace(read, fetched=fetched)
 
 
 def parts_in(chat: inference_pb2.Chat) -> dict[int, list[Part]]:

@@ -241,7 +241,7 @@ def test_many_texts_of_one_speaker_are_joined_once():
     for text in ("", "a", "b", ""):
         writer.add_text("user", text)
     assert chat.messages[0].content == ""  # nothing is copied while more may come
-    writer.add_result("c", "so")
+    writer.add_result("c", ["so"])
     writer.add_text("user", "x")
     writer.add_text("user", "y")
     writer.finish()
