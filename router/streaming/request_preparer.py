@@ -29,7 +29,7 @@ from router.named.named_prefixes import NamedPrefixes
 from router.streaming.prompts.bad_words import check_words, without_words
 from router.streaming.prompts.chat_threads import ChatThreads, run_aside
 from router.streaming.prompts.grammar_checks import GrammarChecks
-from router.streaming.prompts.picture_prompts import PicturePrompts, placed, with_contents
+from router.streaming.prompts.picture_prompts import PicturePrompts, with_contents
 from router.streaming.prompts.prefixed import with_prefix
 from router.streaming.prompts.prompt_ends import check_truncation, truncated, with_beginning
 
@@ -180,7 +180,7 @@ class RequestPreparer:
             if pictures and request.HasField("truncate_prompt_tokens"):
                 raise InvalidArgument("truncate_prompt_tokens", "does not go with pictures; leave it out")
             token_ids = truncated(token_ids, request, model)
-        return placed(token_ids, pictures, model)
+        return self._pictures.placed(token_ids, pictures, model)
 
     def note_accepted(self, new: NewSequence) -> None:
         """Counts a new request by the named prefix with which its prompt begins."""

@@ -56,6 +56,7 @@ class CreateEndpoint:
         if asked.instructions:
             writer.add_text("system", asked.instructions)
         reply.places = writer.places
+        writer.places["chat.messages"] = "input"
         await run_aside(size, lambda: write_all(context, asked.items, writer))
         await service.divide(answer)
         notes = self._notes(asked, context)

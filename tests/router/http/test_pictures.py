@@ -1,14 +1,20 @@
 """Pictures over the three APIs for chats: one prompt, whichever asks; limits and refusals by the body's own fields."""
 
+import asyncio
 import random
+import re
+from pathlib import Path
 
 import pytest
 from sighted import base64_of, data_url, file_of, give_template, sighted_runner
+from web_pages import metrics
 
 from octavo.pictures.picture import parse_pictures
+from octavo.request.errors import Unreachable
 from octavo.v1 import admin_pb2
 from router.http.responses.response_notes import ResponseNotes
 from router.streaming.prompts import picture_prompts
+from router.streaming.prompts.picture_tally import REASONS, SOURCES
 
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
 EVEN = {"temperature": 0, "ignore_eos": True}
@@ -271,3 +277,52 @@ async def test_the_same_text_with_another_picture_is_no_prefix_hit(world, call, 
     texts = [text_of(MESSAGES, answer) for answer in answers]
     assert texts[0] == texts[1] != texts[2]
     assert not world.runners[0].mismatches
+
+
+async def test_metrics_count_what_is_read_refused_and_encoded(world, call, templates, monkeypatch):
+    def fetch(url, field, hosts, most):
+        raise Unreachable("it is away: retry")
+
+    monkeypatch.setattr(picture_prompts, "fetch_picture", fetch)
+    await start(world, picture_count=2, picture_hosts=(HOST,))
+    for parts in ((ONE,), (ONE, OTHER), (b"GIF",), (b"x", b"y", b"z")):
+        await call("POST", MESSAGES, messages_body(*parts))
+    for url in ("data:image/png,x", "https://elsewhere.example.com/a", f"{HOST}/a"):
+        body = {**responses_body(), "input": [{"role": "user", "content": [{"type": "input_image", "image_url": url}]}]}
+        await call("POST", RESPONSES, body)
+    told = await metrics(world.routers[0].web_endpoint)
+    assert [told[f"octavo_pictures_read_total{{source={each}}}"] for each in SOURCES] == [3, 0]
+    refused = {each: told[f"octavo_pictures_refused_total{{reason={each}}}"] for each in REASONS}
+    assert refused == {"model": 0, "count": 1, "host": 1, "fetch": 1, "data": 1, "file": 1, "template": 0}
+    told = await metrics(world.workers[0].listener.web_endpoint)
+    names = ("misses_total", "hits_total", "bytes", "encode_seconds_count")
+    assert [told[f"octavo_picture_{name}"] for name in names] == [2, 1, 8 * (8 + 15), 2]
+
+
+PAGE = Path(__file__).resolve().parents[3] / "docs/pictures.md"
+
+
+async def test_the_example_of_the_page_runs_with_openais_own_package(world, templates, tmp_path, monkeypatch, capsys):
+    """And its errors name the fields."""
+    await start(world)
+    code = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)[0]
+    code = code.replace("127.0.0.1:58051", world.routers[0].http_endpoint).replace("Qwen2.5-VL-3B-Instruct", "witness")
+    (tmp_path / "cat.png").write_bytes(ONE)
+    monkeypatch.chdir(tmp_path)
+    found = {}
+    await asyncio.to_thread(exec, compile(code, str(PAGE), "exec"), found)
+    shown = [shown_in(world, found[name].id)[1] for name in ("first", "again")]
+    assert shown[0] == shown[1] != ""
+    client, openai = found["client"], found["openai"]
+    parts = [{"type": "input_image", "file_id": "file-1", "detail": "auto"}]
+    for wrong, field in (
+        (parts, "input[0].content[0].file_id"),
+        ([{"type": "input_image", "image_url": "data:image/png;base64,?"}], "input[0].content[0].image_url"),
+    ):
+        with pytest.raises(openai.BadRequestError) as caught:
+            await asyncio.to_thread(
+                client.responses.create, model="witness", input=[{"role": "user", "content": wrong}]
+            )
+        assert caught.value.param == field
+    client.close()
+    assert capsys.readouterr().out
