@@ -1,5 +1,6 @@
 """LLM.chat with pictures gives the tokens of Transformers' own generate, whatever is cached, cut or computed again."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,7 +19,7 @@ GREEDY = OfflineParams(temperature=0, max_tokens=12, ignore_eos=True)
 ONE, OTHER = picture(150, 90), picture(70, 200, seed=1)
 
 
-@pytest.fixture(scope="module", params=["qwen2_5_vl", "qwen2_vl"])
+@pytest.fixture(scope="module", params=["qwen2_5_vl", "qwen2_vl", "qwen3_vl"])
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder_qwen_vl(tmp_path_factory.mktemp(request.param), request.param)
 
@@ -40,8 +41,9 @@ def chat_of(*parts: object) -> list[dict[str, object]]:
 
 def expected(model: transformers.PreTrainedModel, prompt: list[int], images: list[Image.Image]) -> list[int]:
     """The tokens of Transformers, whose processor prepares the pictures from the start."""
-    size = {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 64}
-    prepared = Qwen2VLImageProcessorPil(size=size)(images, return_tensors="pt")
+    said = json.loads((Path(model.name_or_path) / "preprocessor_config.json").read_text())
+    size = {"shortest_edge": said.pop("min_pixels"), "longest_edge": said.pop("max_pixels")}
+    prepared = Qwen2VLImageProcessorPil(size=size, **said)(images, return_tensors="pt")
     assert int(prepared["image_grid_thw"].prod(-1).sum()) // 4 == prompt.count(PAD)
     ids = torch.tensor([prompt])
     found = model.generate(
