@@ -30,7 +30,7 @@ MODALITIES = (
 )
 
 # Those of them whose pictures are read: gpu_worker/models/through_transformers/picture_decoder.py.
-PICTURES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+PICTURES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
 
 PARTS = ("text_config", "vision_config", "audio_config", "audio_encoder_config")  # of configurations of such models
 

@@ -18,7 +18,7 @@ BICUBIC = 3
 # What the processor does unless the file says otherwise, and octavo always does.
 ALWAYS: dict[str, object] = dict.fromkeys(("do_resize", "do_rescale", "do_normalize", "do_convert_rgb"), True)
 ALWAYS |= {"resample": BICUBIC, "do_pad": False, "do_center_crop": False}
-USUAL_PATCH = {"qwen3_vl": 16}  # pixels of a side, where config.json says nothing; of others 14
+USUAL_PATCH = {"qwen3_vl": 16, "qwen3_vl_moe": 16}  # pixels of a side, where config.json says nothing; of others 14
 USUAL_TOKEN = 151655  # of a placeholder, where config.json says nothing
 CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 

@@ -19,7 +19,7 @@ GREEDY = OfflineParams(temperature=0, max_tokens=12, ignore_eos=True)
 ONE, OTHER = picture(150, 90), picture(70, 200, seed=1)
 
 
-@pytest.fixture(scope="module", params=["qwen2_5_vl", "qwen2_vl", "qwen3_vl"])
+@pytest.fixture(scope="module", params=["qwen2_5_vl", "qwen2_vl", "qwen3_vl", "qwen3_vl_moe"])
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder_qwen_vl(tmp_path_factory.mktemp(request.param), request.param)
 
