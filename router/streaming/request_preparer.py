@@ -158,9 +158,12 @@ class RequestPreparer:
         return (await self._read_shown(request, model))[0]
 
     async def _read_shown(
-        self, request: "inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest", model: ServedModel
+        self,
+        request: "inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest",
+        model: ServedModel,
+        sent: "inference_pb2.Chat | None" = None,
     ) -> tuple[list[int], ShownPictures]:
-        """The prompt, and the pictures that it shows."""
+        """The prompt, and the pictures that it shows. `sent`: the chat by whose fields pictures are refused."""
         tenant, pictures = self.authorizer.current_tenant(), list[ReadPicture]()
         if isinstance(request, inference_pb2.GenerateRequest) and request.HasField("prefix"):
             return await self._read_with_prefix(request, model, tenant)
@@ -168,7 +171,7 @@ class RequestPreparer:
             case str() as text:
                 token_ids = await run_aside(len(text), lambda: model.tokenizer.encode(text))
             case CheckedChat() as chat:
-                pictures = await self._pictures.read(request.chat, model, salt_of(tenant))
+                pictures = await self._pictures.read(sent or request.chat, model, salt_of(tenant))
                 token_ids = await self._chat_threads.run(
                     model.name, chat.size, partial(chat.tokenized_by, model.tokenizer)
                 )
@@ -197,7 +200,7 @@ class RequestPreparer:
         whole = with_prefix(request, named)
         whole.ClearField("prefix")
         if named.is_system:
-            return await self._read_shown(whole, model)
+            return await self._read_shown(whole, model, request.chat)
         if whole.WhichOneof("input") != "token_ids":
             whole.add_special_tokens = False  # the prefix has those of the beginning
         return [*named.tokens, *await self.read_prompt(whole, model)], NOTHING_SHOWN

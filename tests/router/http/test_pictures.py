@@ -9,6 +9,7 @@ import pytest
 from sighted import base64_of, data_url, file_of, give_template, sighted_runner
 from web_pages import metrics
 
+from octavo.net.security.authorizer import ONE_TENANT
 from octavo.pictures.picture import parse_pictures
 from octavo.request.errors import Unreachable
 from octavo.v1 import admin_pb2
@@ -229,6 +230,20 @@ async def test_refusals_name_the_fields_of_the_body(world, call, templates, path
     answer = await call("POST", path, body)
     assert answer.status == 400
     assert answer.object["error"]["message"].startswith(f"{field}: nothing is fetched from https://elsewhere")
+
+
+async def test_a_named_prefix_moves_no_field(world, call, templates):
+    """The system message that it adds is none of the body's."""
+    await start(world)
+    router = world.routers[0]
+    [model] = router.models.list_models()
+    made = await router.prefix_maker.make(model, ONE_TENANT, "sea", "Be brief", is_system=True, workers=1)
+    await router.prefixes.add(made)
+    assert (await call("POST", CHAT, chat_body("a", ONE, prefix="sea"))).status == 200
+    refused = await call("POST", CHAT, chat_body("a", ONE[:60], prefix="sea"))
+    assert refused.error["param"] == "messages[0].content[1].image_url"
+    refused = await call("POST", MESSAGES, messages_body("a", ONE[:60], prefix="sea"))
+    assert refused.object["error"]["message"].startswith("messages[0].content[1].source.data: ")
 
 
 @pytest.mark.parametrize("path", [RESPONSES, MESSAGES])
