@@ -18,8 +18,6 @@ from octavo.pictures.picture import Picture
 from octavo.pictures.support import PictureSupport
 from octavo.request.errors import InvalidArgument
 
-NUMBER_BYTES = 4  # of a state, at most
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EncodedStates:
@@ -44,7 +42,7 @@ class PictureBank:
         self._states: dict[str, Tensor] = {}
 
     def num_bytes_of(self, picture: Picture) -> int:
-        return picture.rows * picture.columns * self._width * NUMBER_BYTES
+        return picture.rows * picture.columns * self._width * self._encode.number_bytes
 
     def encode(self, picture: Picture, pixels: bytes) -> EncodedStates:
         height, width = picture.rows * self._cell, picture.columns * self._cell

@@ -25,6 +25,11 @@ class EncodePicture(Protocol):
         """How many states each placeholder has: one for the first layer, and those for the outputs of later ones."""
         ...
 
+    @property
+    def number_bytes(self) -> int:
+        """The bytes of each number of a state."""
+        ...
+
     def __call__(self, pixels: bytes, height: int, width: int) -> Tensor:
         """[placeholders, num_states * hidden size]; the pixels have three bytes each."""
         ...

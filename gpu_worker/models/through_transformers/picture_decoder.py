@@ -39,8 +39,9 @@ class PictureDecoder(TransformersDecoder):
         super().__init__(model, ops, device)
         self.picture_support = patches.support
         inner = cast("Any", model).model
-        self.encode_picture: PictureEncoder = PictureEncoder(inner.visual, patches, device)
-        if self.encode_picture.num_states > 1:
+        self._encoder = PictureEncoder(inner.visual, patches, device)
+        self.encode_picture = self._encoder
+        if self._encoder.num_states > 1:
             inner.language_model.register_forward_pre_hook(self._with_deeper_states, with_kwargs=True)
 
     @classmethod
@@ -68,8 +69,8 @@ class PictureDecoder(TransformersDecoder):
             return None
         shown = torch.zeros((1, len(batch.token_ids)), dtype=torch.bool, device=self._device)
         shown[0, batch.pictures.rows] = True
-        _, *deeper = batch.pictures.states.chunk(self.encode_picture.num_states, dim=1)
-        return arguments, {**options, "visual_pos_masks": shown, "deepstack_visual_embeds": deeper}
+        states = batch.pictures.states.chunk(self._encoder.num_states, dim=1)
+        return arguments, {**options, "visual_pos_masks": shown, "deepstack_visual_embeds": list(states[1:])}
 
     @torch.inference_mode()
     def verify(self) -> None:
@@ -87,7 +88,7 @@ class PictureDecoder(TransformersDecoder):
         grid = [(first, first + i // columns, first + i % columns) for i in range(size)]
         ends = [(p, p, p) for p in range(first + max(CHECKED_CELLS), first + max(CHECKED_CELLS) + len(after))]
         positions = torch.tensor([*((p, p, p) for p in range(first)), *grid, *ends], device=self._device).T
-        states = self.encode_picture(pixels, rows * cell, columns * cell).to(self._device)
+        states = self._encoder(pixels, rows * cell, columns * cell).to(self._device)
         last = self._through_pages(prompt, positions, states, first, split=first + columns)
         expected = self._whole(prompt, pixels, rows * cell, columns * cell, first, size)
         error = float((last.float() - expected.float()).abs().max() / expected.abs().max())

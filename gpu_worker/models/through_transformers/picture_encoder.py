@@ -17,6 +17,7 @@ class PictureEncoder:
         self._device = device
         # Qwen3-VL adds further states to the outputs of its first layers (deepstack).
         self.num_states = 1 + len(getattr(self._visual.config, "deepstack_visual_indexes", ()))
+        self.number_bytes = int(self._visual.dtype.itemsize)
 
     @torch.inference_mode()
     def __call__(self, pixels: bytes, height: int, width: int) -> Tensor:

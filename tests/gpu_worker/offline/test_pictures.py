@@ -13,6 +13,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 
 from gpu_worker.offline.llm import LLM
 from gpu_worker.offline.params import OfflineParams
+from octavo.pictures.picture import Picture
 from octavo.request.errors import InvalidArgument
 
 GREEDY = OfflineParams(temperature=0, max_tokens=12, ignore_eos=True)
@@ -95,6 +96,12 @@ def test_a_picture_is_encoded_once(llm: LLM) -> None:
         llm.reset_prefix_cache()
         llm.chat(chat_of(shown(data), text_part(text)), GREEDY, use_tqdm=False)
     assert llm.engine.picture_shelf.num_encoded == before + 1
+
+
+def test_a_picture_takes_the_memory_that_is_counted_before(llm: LLM) -> None:
+    memory, cell = llm.engine.picture_shelf.memory(), llm.engine.workload.info.pictures.cell
+    encoded = memory.encode(Picture("0" * 32, 0, 3, 4), bytes(3 * 12 * cell**2))
+    assert encoded.num_bytes == memory.num_bytes_of(Picture("0" * 32, 0, 3, 4)) > 0
 
 
 def test_a_jpeg_of_a_turned_camera_is_turned(llm: LLM) -> None:
