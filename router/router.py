@@ -140,18 +140,15 @@ class Router:
         self.prefixes = NamedPrefixes(store)
         self.adapters = NamedAdapters(store, self.models)
         self.prefix_keeper = PrefixKeeper(self.prefixes, self.pool, self._background)
+        sizes = (settings.picture_count, settings.picture_bytes, settings.picture_pixels, settings.picture_tokens)
+        pictures = PicturePrompts(PictureLimits(*sizes), settings.picture_hosts)
         preparer = RequestPreparer(
             self.models,
             incarnation,
             self.authorizer,
             prefixes=self.prefixes,
             adapters=self.adapters,
-            pictures=PicturePrompts(
-                PictureLimits(
-                    settings.picture_count, settings.picture_bytes, settings.picture_pixels, settings.picture_tokens
-                ),
-                settings.picture_hosts,
-            ),
+            pictures=pictures,
             wait_for_workers=settings.wait_for_workers,
         )
         self.prefix_maker = PrefixMaker(self.prefixes, self.models, store, preparer.beginning)
@@ -202,6 +199,7 @@ class Router:
             progress,
             self.pooling.dispatcher,
             self.adapters,
+            pictures.tally,
             waits_for_workers=settings.wait_for_workers,
         )
         self.web_app = WebApp(

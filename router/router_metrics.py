@@ -3,7 +3,7 @@
 import asyncio
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import product
 
 from octavo.metrics.aliases import ModelLoad, alias_values
@@ -19,6 +19,7 @@ from router.named.named_adapters import NamedAdapters
 from router.placing.assigner import Assigner
 from router.pooling.vector_dispatcher import VectorDispatcher
 from router.streaming.progress.progress_registry import ProgressRegistry
+from router.streaming.prompts.picture_tally import PictureTally
 
 DEPTH_INTERVAL_S = 1.0
 NO_MODEL = ""  # the name where no model is known
@@ -36,6 +37,7 @@ class RouterMetrics:
     progress: ProgressRegistry
     vectors: VectorDispatcher
     adapters: NamedAdapters | None = None
+    pictures: PictureTally = field(default_factory=PictureTally)
     waits_for_workers: bool = False  # whether requests for a model without a worker wait for one
     _depths: Mapping[str, QueueDepth] | None = None  # by fingerprint
 
@@ -52,6 +54,7 @@ class RouterMetrics:
         for model in self.models.list_models():
             self.progress.tally.of_model(model.name)
         yield from self.progress.values()
+        yield from self.pictures.values()
         yield from self._queue()
         for reason in TakeReason:
             yield MetricValue("octavo_takes_total", self.assigner.takes[reason], (reason.value,))

@@ -4,10 +4,13 @@ them, one at a time.
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable, Sequence
 
 from gpu_worker.engine.command_port import CommandPort
 from gpu_worker.engine.picture_shelf import PictureShelf
+from octavo.metrics.table import ANSWER_BOUNDS
+from octavo.metrics.value import Histogram
 from octavo.pictures.picture import Picture, digest_pixels
 from octavo.pictures.support import PictureSupport
 from octavo.process.loop import shared
@@ -30,6 +33,9 @@ class PictureLoader:
         self._support = support
         self._one = asyncio.Lock()  # an encoder's memory comes on top of that of pictures
         self._loading: dict[str, asyncio.Task[None]] = {}
+        self.num_hits = 0  # pictures that were there when a sequence came
+        self.num_misses = 0
+        self.encode_times = Histogram(ANSWER_BOUNDS)  # in seconds
 
     async def bring(self, seq_id: SequenceId, pictures: Sequence[Picture], salt: str) -> None:
         """Returns when all are there. Does nothing for no picture.
@@ -41,6 +47,7 @@ class PictureLoader:
         if not pictures:
             return
         self.shelf.check_size(pictures)
+        self.num_hits += len({each.digest for each in pictures}) - len(self.shelf.lacking(pictures))
         try:
             async with asyncio.timeout(PATIENCE_S):
                 for picture in self.shelf.lacking(pictures):
@@ -54,6 +61,7 @@ class PictureLoader:
         digest = picture.digest
         loading = self._loading.get(digest)
         if loading is None:
+            self.num_misses += 1
             loading = self._loading[digest] = asyncio.create_task(self._load(seq_id, picture, salt))
             loading.add_done_callback(lambda done: self._note_end(digest, done))
         return loading
@@ -69,7 +77,9 @@ class PictureLoader:
             try:
                 await self._port.ask(lambda _: self.shelf.require_room(picture))
                 pixels = await self._read_pixels(seq_id, picture, salt)
+                began = time.monotonic()
                 encoded = await asyncio.to_thread(self.shelf.memory().encode, picture, pixels)
+                self.encode_times.observe(time.monotonic() - began)
                 await self._port.ask(lambda _: self.shelf.put(encoded))
             except ServingError:
                 raise

@@ -30,7 +30,12 @@ MODALITIES = (
 )
 
 # Those of them whose pictures are read: gpu_worker/models/through_transformers/picture_decoder.py.
-PICTURES = ("qwen2_vl", "qwen2_5_vl")
+PICTURES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
+
+# Why those of another one are not, where its pictures are the obstacle.
+UNREADABLE_PICTURES = {
+    "gemma3": "the tokens of a picture see those after them, too, and paged attention only looks back",
+}
 
 PARTS = ("text_config", "vision_config", "audio_config", "audio_encoder_config")  # of configurations of such models
 
@@ -154,7 +159,8 @@ def _text_alone(kind: str, config: Mapping[str, Any]) -> str:
     part = (config.get("text_config") or {}).get("model_type")
     served = part in OWN_DECODERS or part in THROUGH_TRANSFORMERS
     remedy = f": use a checkpoint of its text part alone, of model_type {part}" if served else ""
-    return f"{kind} is made for images or sound beside text, and octavo serves models of text{remedy}"
+    obstacle = UNREADABLE_PICTURES.get(kind, f"octavo reads pictures of {', '.join(PICTURES)} alone, and no sound")
+    return f"{kind} is made for images or sound beside text, and {obstacle}{remedy}"
 
 
 def _only_llama(kind: str) -> str:

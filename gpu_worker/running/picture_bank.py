@@ -18,15 +18,13 @@ from octavo.pictures.picture import Picture
 from octavo.pictures.support import PictureSupport
 from octavo.request.errors import InvalidArgument
 
-NUMBER_BYTES = 4  # of a state, at most
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EncodedStates:
     """An EncodedPicture."""
 
     digest: str
-    states: Tensor  # [placeholders, hidden size], in the memory of the host
+    states: Tensor  # [placeholders, numbers of each], in the memory of the host
 
     @property
     def num_bytes(self) -> int:
@@ -39,12 +37,12 @@ class PictureBank:
     def __init__(self, encode: EncodePicture, support: PictureSupport, hidden_size: int, device: torch.device) -> None:
         self._encode = encode
         self._cell = support.cell
-        self._hidden_size = hidden_size
+        self._width = hidden_size * encode.num_states
         self._device = device
         self._states: dict[str, Tensor] = {}
 
     def num_bytes_of(self, picture: Picture) -> int:
-        return picture.rows * picture.columns * self._hidden_size * NUMBER_BYTES
+        return picture.rows * picture.columns * self._width * self._encode.number_bytes
 
     def encode(self, picture: Picture, pixels: bytes) -> EncodedStates:
         height, width = picture.rows * self._cell, picture.columns * self._cell
@@ -78,7 +76,7 @@ class PictureBank:
                     rows += range(first + begin - start, first + stop - start)
                     states.append(self._states[picture.digest][begin - picture.start : stop - picture.start])
             first += length
-        shown = torch.cat(states) if states else torch.empty((0, self._hidden_size))
+        shown = torch.cat(states) if states else torch.empty((0, self._width))
         places = torch.tensor(rows, dtype=torch.int64)
         moved = [each.to(self._device) for each in (places, shown, torch.from_numpy(positions))]
         return PictureRows(*moved)

@@ -20,6 +20,8 @@ from gpu_worker.steps.runner import NOTHING_LEFT, BlocksInPlace, PictureMemory, 
 from gpu_worker.steps.seats import Seat, Seats
 from gpu_worker.steps.step_input import KnownTokens, StepInput
 from gpu_worker.testing.pretended_adapters import PretendedAdapters
+from gpu_worker.testing.pretended_pictures import PretendedPictures
+from octavo.pictures.support import NO_PICTURES, PictureSupport
 from octavo.pooling.params import ModelPooling, PoolKind
 from octavo.request.sampling import SamplingParams, TokenScore
 from octavo.text.tokenizers import byte_tokenizer
@@ -43,6 +45,7 @@ class RunnerSizes(TypedDict, total=False):
     window: int
     model: str
     numerics: str
+    pictures: PictureSupport
 
 
 def new_runner_info(
@@ -70,6 +73,7 @@ def new_runner_info(
         window=sizes.get("window", 0),
         tokenizer=byte_tokenizer.NAME,
         pooling=ModelPooling(HIDDEN_SIZE),
+        pictures=sizes.get("pictures", NO_PICTURES),
     )
 
 
@@ -77,13 +81,18 @@ class RunnerWithoutModel:
     """What FakeRunner and WitnessRunner have in common. `step_s` is how long a step takes at least."""
 
     def __init__(
-        self, info: RunnerInfo, generate_eos: bool, step_s: float, adapters: PretendedAdapters | None = None
+        self,
+        info: RunnerInfo,
+        generate_eos: bool,
+        step_s: float,
+        adapters: PretendedAdapters | None = None,
+        pictures: PretendedPictures | None = None,
     ) -> None:
         self.info = info
         self.step_s = step_s
         self.adapters = adapters
-        self.pictures: PictureMemory | None = None
-        self.seats = Seats(with_adapters=adapters is not None)
+        self.pictures: PictureMemory | None = pictures
+        self.seats = Seats(with_adapters=adapters is not None, with_pictures=pictures is not None)
         self._choose = Chooser(info, generate_eos=generate_eos)
 
     def _begin(self, step: StepInput) -> list[Seat]:

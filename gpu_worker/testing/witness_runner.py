@@ -1,10 +1,10 @@
 """A runner without a model whose slots say where they belong, so that one wrong block changes the output.
 
-Each slot of its arena, a numpy array, holds the token, its position, the layer and the salt of the sequence's root, for
-each of two layers. The next token is a hash of everything that the runner reads through the block table. So a block
-that is stale, lost in a swap, copied too late, or written by another branch gives other tokens than `witness_oracle`,
-which computes them without blocks. The runner also compares each slot with what it must hold: `mismatches` counts the
-reads that differ, and `first_mismatch` describes the first one.
+Each slot of its arena, a numpy array, holds the token, its position, the layer, the salt of the sequence's root and
+what a picture shows there, for each of two layers. The next token is a hash of everything that the runner reads through
+the block table. So a block that is stale, lost in a swap, copied too late, or written by another branch gives other
+tokens than `witness_oracle`, which computes them without blocks. The runner also compares each slot with what it must
+hold: `mismatches` counts the reads that differ, and `first_mismatch` describes the first one.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,6 +20,7 @@ from gpu_worker.steps.seats import Seat
 from gpu_worker.steps.step_input import StepInput
 from gpu_worker.testing.fake_runner import GREEDY, Chooser, RunnerSizes, RunnerWithoutModel, new_runner_info
 from gpu_worker.testing.pretended_adapters import PretendedAdapters
+from gpu_worker.testing.pretended_pictures import PretendedPictures
 from octavo.request.sampling import SamplingParams
 
 Words = NDArray[np.uint64]
@@ -36,7 +37,8 @@ class WitnessRunner(RunnerWithoutModel):
 
     def __init__(self, *, generate_eos: bool = False, step_s: float = 0.0, **sizes: Unpack[RunnerSizes]) -> None:
         info = new_runner_info("witness", "uint64", len(LAYERS) * 16, generate_eos, **sizes)
-        super().__init__(info, generate_eos, step_s, PretendedAdapters())
+        self._shown = None if info.pictures.refusal else PretendedPictures(info.pictures.cell)
+        super().__init__(info, generate_eos, step_s, PretendedAdapters(), self._shown)
         self.mismatches = 0
         self.first_mismatch = ""
         self._arena: Words = unwritten_blocks(self.info.num_blocks, self.info.block_size)
@@ -53,7 +55,7 @@ class WitnessRunner(RunnerWithoutModel):
         seats = self._begin(step)
         self._move(step)
         spans = [range(end - length, end) for length, end in zip(step.lengths, step.ends, strict=True)]
-        written = [witnesses(seat, span.start, len(span)) for seat, span in zip(seats, spans, strict=True)]
+        written = [self._witnesses(seat, span.start, len(span)) for seat, span in zip(seats, spans, strict=True)]
         if written:
             self._arena.reshape(-1, len(LAYERS), 2)[step.slots] = np.concatenate(written)
         output = StepOutput([])
@@ -97,12 +99,18 @@ class WitnessRunner(RunnerWithoutModel):
         first = start % size
         return slots[first : first + end - start]
 
+    def _witnesses(self, seat: Seat, start: int, length: int) -> Words:
+        words = witnesses(seat, start, length)
+        if self._shown is not None:
+            words[:, :, 1] ^= self._shown.shown(seat.pictures, start, length)[:, None]
+        return words
+
     def _read(self, seat: Seat, span: range) -> Callable[[int], int]:
         """Reads what the chunk `span` of a branch sees. Returns what says the state of a context by its length."""
         end, window = span.stop, self.info.window
         begin = max(0, span.start + 1 - window) if window else 0  # what the first query of the chunk sees first
         found = self._arena.reshape(-1, len(LAYERS), 2)[self._slots(seat, begin, end)]
-        wrong = np.nonzero((found != witnesses(seat, begin, end - begin)).any(axis=(1, 2)))[0]
+        wrong = np.nonzero((found != self._witnesses(seat, begin, end - begin)).any(axis=(1, 2)))[0]
         if wrong.size:
             self.mismatches += 1
             self.first_mismatch = self.first_mismatch or (

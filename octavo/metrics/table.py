@@ -100,6 +100,19 @@ octavo_token_seconds router <TOKEN> model
     Time between tokens (ITL); of tokens that are sent together, each has its share.
 octavo_request_seconds router <ANSWER> model
     From the arrival of a request until its end.
+# Pictures
+octavo_pictures_read_total router source
+    Pictures that were decoded and resized for prompts, by source: sent (with the request), fetched (by a URL).
+octavo_pictures_refused_total router reason
+    Requests that were refused for a picture, by reason: model, count, host, fetch, data, file, template.
+octavo_picture_bytes worker
+    Memory that encoded pictures take.
+octavo_picture_hits_total worker
+    Pictures of sequences that came here, which were encoded already.
+octavo_picture_misses_total worker
+    Pictures of sequences that came here, which had to be encoded.
+octavo_picture_encode_seconds worker <ANSWER>
+    How long pictures were encoded, one at a time.
 # The queue
 octavo_queue_requests router model
     Requests that wait in the store's queue, by model, over all routers: each says the same.

@@ -43,6 +43,7 @@ class ReadPicture:
     rows: int
     columns: int
     pixels: bytes
+    fetched: bytes = b""  # the file, if it came by a URL
 
 
 class PictureReaders(HelperPool[HelperProcess]):
@@ -81,10 +82,11 @@ class PictureReaders(HelperPool[HelperProcess]):
 
 @dataclass(frozen=True, slots=True)
 class ShownPictures:
-    """The pictures of one prompt: where they stand, and their pixels by digest."""
+    """The pictures of one prompt: where they stand, their pixels by digest, and the file of each that came by a URL."""
 
     placed: tuple[Picture, ...] = ()
     pixels: Mapping[str, bytes] = field(default_factory=dict)
+    fetched: tuple[bytes, ...] = ()
 
 
 NOTHING_SHOWN = ShownPictures()
@@ -109,7 +111,8 @@ def place_pictures(
             prompt += [token] * (read.rows * read.columns)
         else:
             prompt.append(token)
-    return prompt, ShownPictures(tuple(placed), {each.digest: each.pixels for each in pictures})
+    pixels = {each.digest: each.pixels for each in pictures}
+    return prompt, ShownPictures(tuple(placed), pixels, tuple(each.fetched for each in pictures))
 
 
 READERS = PictureReaders()

@@ -27,20 +27,24 @@ def with_tools(
     messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], details: Sequence[Mapping[str, Any]]
 ) -> tuple[list[Message], list[dict[str, Any]]]:
     """The messages as a template takes them that knows neither tools nor calls nor the role `tool`; and of the further
-    fields of each the contents with pictures, which users alone have.
+    fields of each the contents with pictures, which users and tools alone have.
     """
     turns: list[Message] = []
     fields: list[dict[str, Any]] = []
     for i, (role, content) in enumerate(messages):
-        shown = details[i].get("content") if role == "user" and i < len(details) else None
+        shown = details[i].get("content") if role in ("user", "tool") and i < len(details) else None
         calls = details[i].get("tool_calls", ()) if i < len(details) else ()
         if calls:
             content = "\n".join([*([content] if content else []), *map(_shown_call, calls)])
         if role == "tool":
-            role, content = "user", f"<tool_response>\n{content}\n</tool_response>"
+            before, after = "<tool_response>\n", "\n</tool_response>"
+            role, content = "user", f"{before}{content}{after}"
+            shown = shown and [_text(before), *shown, _text(after)]
             if i and messages[i - 1][0] == "tool":
-                content = f"{turns.pop()[1]}\n{content}"
-                fields.pop()
+                earlier, seen = turns.pop()[1], fields.pop().get("content")
+                if shown or seen:
+                    shown = [*(seen or [_text(earlier)]), _text("\n"), *(shown or [_text(content)])]
+                content = f"{earlier}\n{content}"
         turns.append((role, content))
         fields.append({} if shown is None else {"content": shown})
     if not tools:
@@ -49,6 +53,11 @@ def with_tools(
     if turns and turns[0][0] == "system":
         return [("system", f"{turns[0][1]}\n\n{text}"), *turns[1:]], fields
     return [("system", text), *turns], [{}, *fields]
+
+
+def _text(text: str) -> dict[str, str]:
+    """A part of a content."""
+    return {"type": "text", "text": text}
 
 
 def _shown_call(call: Mapping[str, Any]) -> str:

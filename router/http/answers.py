@@ -23,7 +23,7 @@ from router.http.bodies.unknown_fields import REFUSE
 from router.http.reply import Reply
 from router.streaming.inference_service import InferenceService, whole_answer
 from router.streaming.prompts.chat_threads import run_aside
-from router.streaming.request_preparer import RequestPreparer
+from router.streaming.request_preparer import PreparedRequest, RequestPreparer
 from router.streaming.session import Session
 from router.streaming.session_opener import SessionOpener
 from router.tools.call_grammars import calls_grammar, needs_grammar
@@ -127,11 +127,10 @@ class AnswerService:
         """A session of a request. How its outputs are divided is kept with it, and is known from its prompt."""
         division, prompts = asked.division, list[Sequence[int]]()
 
-        async def notes(prompt: Sequence[int]) -> bytes:
-            prompts.append(prompt)
+        async def notes(prepared: PreparedRequest) -> bytes:
+            prompts.append(prepared.new.prompt)
             if division is not None:
-                model = self.preparer.find_model(asked.request)
-                division.note_prompt(model.tokenizer, prompt)
+                division.note_prompt(prepared.model.tokenizer, prepared.new.prompt)
             return write_notes(division)
 
         async with self.open_undivided(asked, remaining_s, whole_answer=not asked.stream, notes=notes) as session:

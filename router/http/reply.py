@@ -11,7 +11,15 @@ from typing import Any, ClassVar, Self
 
 from starlette.types import Send
 
-from octavo.request.errors import Code, InvalidArgument, MessageTooLarge, NotFound, NoWorkers, ServingError
+from octavo.request.errors import (
+    Code,
+    FieldViolation,
+    InvalidArgument,
+    MessageTooLarge,
+    NotFound,
+    NoWorkers,
+    ServingError,
+)
 from router.http.bodies.unknown_fields import ignored_header
 
 # OpenAI's SDKs retry 408, 409, 429 and every status from 500 on, so no error that a retry cannot help has one of these
@@ -97,6 +105,14 @@ def field_name(field: str) -> str:
     return field
 
 
+def named_as(places: Mapping[str, str], error: ServingError) -> ServingError:
+    """The error with the fields of a body, whose names are `places`."""
+    if not places or not isinstance(error, InvalidArgument) or not error.violations:
+        return error
+    first, *others = (FieldViolation(places.get(field, field), what) for field, what in error.violations)
+    return InvalidArgument(*first, *others)
+
+
 class Reply:
     """Sends one answer, which an `async with` ends. Its headers name the request by its id, once it has one, and by the
     name that the client gave it.
@@ -108,6 +124,7 @@ class Reply:
         """`called` is what the client calls the request, for its own logs."""
         self.request_id = ""
         self.ignored: Sequence[str] = ()  # fields of the body that were left out of account
+        self.places: Mapping[str, str] = {}  # where the body has what the request has, if `field_name` does not say it
         self._called = called
         self._send = send
         self._streams = False
@@ -151,6 +168,7 @@ class Reply:
 
     async def send_error(self, error: ServingError) -> None:
         """Ends the answer with an error. In a stream it is an event, and the last one: no [DONE] follows."""
+        error = named_as(self.places, error)
         if self._streams:
             await self.end_stream(self.error_event(error))
             return

@@ -29,7 +29,7 @@ from router.named.named_prefixes import NamedPrefixes
 from router.streaming.prompts.bad_words import check_words, without_words
 from router.streaming.prompts.chat_threads import ChatThreads, run_aside
 from router.streaming.prompts.grammar_checks import GrammarChecks
-from router.streaming.prompts.picture_prompts import PicturePrompts, placed, with_contents
+from router.streaming.prompts.picture_prompts import PicturePrompts, with_contents
 from router.streaming.prompts.prefixed import with_prefix
 from router.streaming.prompts.prompt_ends import check_truncation, truncated, with_beginning
 
@@ -48,6 +48,7 @@ class PreparedRequest:
     params: SamplingParams
     source: str  # of the request, from which the prompt came
     pictures: Mapping[str, bytes] = field(default_factory=dict)  # their pixels, by digest
+    fetched: Sequence[bytes] = ()  # of each picture, in the order of the chat: what its URL brought, if it had one
 
 
 class RequestPreparer:
@@ -127,7 +128,7 @@ class RequestPreparer:
             lora_source=adapter.source if adapter else "",
             pictures=pack_pictures(shown.placed),
         )
-        return PreparedRequest(new, model, params, source, shown.pixels)
+        return PreparedRequest(new, model, params, source, shown.pixels, shown.fetched)
 
     async def look_up(
         self,
@@ -157,9 +158,12 @@ class RequestPreparer:
         return (await self._read_shown(request, model))[0]
 
     async def _read_shown(
-        self, request: "inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest", model: ServedModel
+        self,
+        request: "inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest",
+        model: ServedModel,
+        sent: "inference_pb2.Chat | None" = None,
     ) -> tuple[list[int], ShownPictures]:
-        """The prompt, and the pictures that it shows."""
+        """The prompt, and the pictures that it shows. `sent`: the chat by whose fields pictures are refused."""
         tenant, pictures = self.authorizer.current_tenant(), list[ReadPicture]()
         if isinstance(request, inference_pb2.GenerateRequest) and request.HasField("prefix"):
             return await self._read_with_prefix(request, model, tenant)
@@ -167,7 +171,7 @@ class RequestPreparer:
             case str() as text:
                 token_ids = await run_aside(len(text), lambda: model.tokenizer.encode(text))
             case CheckedChat() as chat:
-                pictures = await self._pictures.read(request.chat, model, salt_of(tenant))
+                pictures = await self._pictures.read(sent or request.chat, model, salt_of(tenant))
                 token_ids = await self._chat_threads.run(
                     model.name, chat.size, partial(chat.tokenized_by, model.tokenizer)
                 )
@@ -179,7 +183,7 @@ class RequestPreparer:
             if pictures and request.HasField("truncate_prompt_tokens"):
                 raise InvalidArgument("truncate_prompt_tokens", "does not go with pictures; leave it out")
             token_ids = truncated(token_ids, request, model)
-        return placed(token_ids, pictures, model)
+        return self._pictures.placed(token_ids, pictures, model)
 
     def note_accepted(self, new: NewSequence) -> None:
         """Counts a new request by the named prefix with which its prompt begins."""
@@ -196,7 +200,7 @@ class RequestPreparer:
         whole = with_prefix(request, named)
         whole.ClearField("prefix")
         if named.is_system:
-            return await self._read_shown(whole, model)
+            return await self._read_shown(whole, model, request.chat)
         if whole.WhichOneof("input") != "token_ids":
             whole.add_special_tokens = False  # the prefix has those of the beginning
         return [*named.tokens, *await self.read_prompt(whole, model)], NOTHING_SHOWN

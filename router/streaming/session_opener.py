@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -32,18 +32,18 @@ from octavo.wire.public import sampling_from_bytes, sampling_from_wire
 from octavo.wire.requests import request_hash
 from router.fleet.model_registry import ModelRegistry
 from router.streaming.journal_reader import record_missing
-from router.streaming.request_preparer import RequestPreparer, check_answer_fits
+from router.streaming.request_preparer import PreparedRequest, RequestPreparer, check_answer_fits
 from router.streaming.resume_tokens import ResumePoint, StreamPlace, StreamStart
 from router.streaming.session import Session, SessionContext
 
 T = TypeVar("T")
-Notes = Callable[[Sequence[int]], Awaitable[bytes]]  # what makes an endpoint's notes of the prompt
+Notes = Callable[[PreparedRequest], Awaitable[bytes]]  # what makes an endpoint's notes
 ASSUMED_TOKENS_PER_S = 200.0  # a guess for the retry delay while the store has not measured how fast the queue drains
 # The retry delay of a full queue, as a share of the time in which all that waits has left: a full queue has a place
 # again long before it is empty.
 RETRY_SHARE = 1 / 8
 MAX_ACCEPTING = 8  # requests that the store accepts or attaches at once: connections are left for streams that run
-MAX_NOTES_BYTES = 2**20  # of one request: they are in the store's memory as long as its record
+MAX_NOTES_BYTES = 4 * 2**20  # of one request: they are in the store's memory as long as its record
 MIN_RETRY_MS, MAX_RETRY_MS = 100, 30_000
 
 
@@ -176,7 +176,7 @@ class SessionOpener:
             return accepted_before, False
         if whole_answer:
             check_answer_fits(prepared.params, len(prepared.new.prompt))
-        written = b"" if notes is None else await notes(prepared.new.prompt)
+        written = b"" if notes is None else await notes(prepared)
         if len(written) > MAX_NOTES_BYTES:
             what = f"needs {len(written)} bytes of notes, and at most {MAX_NOTES_BYTES} are kept"
             raise InvalidArgument("input", what)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from chat_tokenizer import write_chat_tokenizer
 from example import EXAMPLES, Example, languages
+from folder_qwen_vl import folder_qwen_vl
 from live.cluster import Cluster, Shape
 from live.fixtures import clusters, pytest_runtest_makereport, whole
 from live.oracle import Oracle
@@ -64,6 +65,17 @@ def chat_cluster(clusters: Callable[[Shape], Cluster], tmp_path_factory: pytest.
 def model_cluster(clusters: Callable[[Shape], Cluster]) -> Iterator[Cluster]:
     """Two routers, two workers with the demo model."""
     yield from whole(clusters(MODEL))
+
+
+@pytest.fixture
+def sighted_cluster(
+    clusters: Callable[[Shape], Cluster], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Cluster, str]]:
+    """A router and a worker of a model that takes pictures; and the model's name."""
+    folder = folder_qwen_vl(tmp_path_factory.mktemp("qwen"))
+    model = ("--model", str(folder), "--threads", "1", "--kv-cache-bytes", "8MiB")
+    for cluster in whole(clusters(Shape(routers=1, workers=1, runner="model", start_s=300.0, worker_args=model))):
+        yield cluster, folder.name
 
 
 @pytest.fixture(scope="session")

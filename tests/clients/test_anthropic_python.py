@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 from example import languages
+from folder_qwen_vl import file_of, picture
 
 PROGRAM = Path(__file__).parent / "anthropic_python"
+PAGE = Path(__file__).resolve().parents[2] / "docs/pictures.md"
 
 
 @pytest.fixture(scope="session")
@@ -45,3 +47,23 @@ def test_a_stream_outlives_its_workers(chat_cluster, python):
         ["NotFoundError", 404, "not_found_error", True],
         ["BadRequestError", 400, "invalid_request_error", True],
     ]
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.skipif("python" not in languages(), reason="Python is not among the chosen languages")
+def test_pictures_are_taken(sighted_cluster, python, tmp_path):
+    """The example of docs/pictures.md, results of tools, and refusals."""
+    cluster, model = sighted_cluster
+    (tmp_path / "cat.png").write_bytes(file_of(picture(150, 90)))
+    command = [python, PROGRAM / "pictures.py", f"http://{cluster.http_endpoints[0]}", model, PAGE]
+    done = subprocess.run(command, cwd=tmp_path, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["prompt"] == found["counted"] > 15
+    assert found["again"] == found["streamed"] == found["text"]
+    assert found["result"] > 15
+    for (kind, status, said), expected in zip(
+        found["errors"], ("data: is not base64", "url: nothing is fetched", "type: must be base64 or url"), strict=True
+    ):
+        assert (kind, status) == ("BadRequestError", 400)
+        assert said.startswith(f"messages[0].content[0].source.{expected}")

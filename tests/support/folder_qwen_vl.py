@@ -1,4 +1,4 @@
-"""Tiny Qwen2-VL and Qwen2.5-VL of random weights in a folder, with a tokenizer of bytes; and pictures for them."""
+"""Tiny Qwen2-VL, Qwen2.5-VL and Qwen3-VL of random weights, with a tokenizer of bytes; and pictures for them."""
 
 import base64
 import io
@@ -40,7 +40,18 @@ def folder_qwen_vl(folder: Path, kind: str = "qwen2_5_vl", **sizes: object) -> P
     }
     marks = {"image_token_id": PAD, "video_token_id": 263, "vision_start_token_id": 257, "vision_end_token_id": 259}
     config: transformers.PretrainedConfig
-    if kind == "qwen2_vl":
+    more: dict[str, object] = {}
+    if kind.startswith("qwen3_vl"):
+        more = {"patch_size": 16, "image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+        text |= {"head_dim": 16, "num_hidden_layers": 3}
+        vision = {"depth": 3, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "out_hidden_size": 64}
+        vision |= {"patch_size": 16, "num_position_embeddings": 64, "deepstack_visual_indexes": [0, 2]}
+        if kind == "qwen3_vl_moe":
+            text |= {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "decoder_sparse_step": 1}
+            config = transformers.Qwen3VLMoeConfig(text_config=text, vision_config=vision, **marks)
+        else:
+            config = transformers.Qwen3VLConfig(text_config=text, vision_config=vision, **marks)
+    elif kind == "qwen2_vl":
         vision = {"depth": 2, "embed_dim": 32, "hidden_size": 64, "num_heads": 2, "patch_size": 14}
         config = transformers.Qwen2VLConfig(text_config=text, vision_config=vision, **marks)
     else:
@@ -54,9 +65,15 @@ def folder_qwen_vl(folder: Path, kind: str = "qwen2_5_vl", **sizes: object) -> P
     tokenizer.save(str(path))
     told = {"chat_template": TEMPLATE, "eos_token": SPECIAL[-1], "tokenizer_class": "PreTrainedTokenizerFast"}
     (folder / "tokenizer_config.json").write_text(json.dumps(told))
-    processor = {"image_processor_type": "Qwen2VLImageProcessor", "min_pixels": 56 * 56, "max_pixels": 28 * 28 * 64}
+    processor = {"image_processor_type": "Qwen2VLImageProcessor", **size_of(kind), **more}
     (folder / "preprocessor_config.json").write_text(json.dumps(processor))
     return folder
+
+
+def size_of(kind: str) -> dict[str, int]:
+    """Between which numbers of pixels a picture is resized."""
+    cell = 32 if kind.startswith("qwen3_vl") else 28
+    return {"min_pixels": 4 * cell**2, "max_pixels": 64 * cell**2}
 
 
 def picture(width: int, height: int, seed: int = 0) -> Image.Image:

@@ -15,7 +15,24 @@ from octavo.model_files.lora_support import LoraSupport
 from octavo.pictures.support import PictureSupport
 
 LoadLora = Callable[[LoraFiles], Lora]  # raises BadModel
-EncodePicture = Callable[[bytes, int, int], Tensor]  # pixels, height, width; a row for each placeholder
+
+
+class EncodePicture(Protocol):
+    """What stands for the placeholders of a picture, on the CPU. Any thread may call it, beside steps."""
+
+    @property
+    def num_states(self) -> int:
+        """How many states each placeholder has: one for the first layer, and those for the outputs of later ones."""
+        ...
+
+    @property
+    def number_bytes(self) -> int:
+        """The bytes of each number of a state."""
+        ...
+
+    def __call__(self, pixels: bytes, height: int, width: int) -> Tensor:
+        """[placeholders, num_states * hidden size]; the pixels have three bytes each."""
+        ...
 
 
 class Decoder(Protocol):

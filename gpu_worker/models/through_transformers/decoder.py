@@ -69,6 +69,12 @@ class _StepContext:
 _current: ContextVar[_StepContext | None] = ContextVar("octavo_step", default=None)  # a step per thread
 
 
+def current_batch() -> TokenBatch | None:
+    """The tokens of the step that runs in this thread; None: none runs."""
+    step = _current.get()
+    return None if step is None else step.batch
+
+
 def _attend(
     module: nn.Module,
     query: Tensor,

@@ -18,6 +18,8 @@ BICUBIC = 3
 # What the processor does unless the file says otherwise, and octavo always does.
 ALWAYS: dict[str, object] = dict.fromkeys(("do_resize", "do_rescale", "do_normalize", "do_convert_rgb"), True)
 ALWAYS |= {"resample": BICUBIC, "do_pad": False, "do_center_crop": False}
+USUAL_PATCH = {"qwen3_vl": 16, "qwen3_vl_moe": 16}  # pixels of a side, where config.json says nothing; of others 14
+USUAL_TOKEN = 151655  # of a placeholder, where config.json says nothing
 CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 
 
@@ -52,7 +54,9 @@ def read_patches(directory: Path, config: Mapping[str, Any]) -> PicturePatches:
     content = _content(directory)
     vision = config.get("vision_config") or {}
     size = content.get("size") or {}
-    cell = int(vision.get("patch_size", 14)) * int(vision.get("spatial_merge_size", 2))
+    cell = int(vision.get("patch_size", USUAL_PATCH.get(config.get("model_type", ""), 14))) * int(
+        vision.get("spatial_merge_size", 2)
+    )
     lowest, most = content.get("min_pixels"), content.get("max_pixels")
     try:
         patches = PicturePatches(
@@ -64,7 +68,7 @@ def read_patches(directory: Path, config: Mapping[str, Any]) -> PicturePatches:
             float(content.get("rescale_factor", 1 / 255)),
             PictureSupport(
                 refusal=_refusal(content, cell),
-                token_id=int(config.get("image_token_id", -1)),
+                token_id=int(config.get("image_token_id", USUAL_TOKEN)),
                 cell=cell,
                 min_pixels=int(size.get("shortest_edge", 56 * 56) if lowest is None else lowest),
                 max_pixels=int(size.get("longest_edge", 28 * 28 * 1280) if most is None else most),

@@ -1,4 +1,4 @@
-"""Qwen2-VL and Qwen2.5-VL: Transformers' own model, in whose prompts pictures stand.
+"""Qwen2-VL, Qwen2.5-VL and Qwen3-VL: Transformers' own model, in whose prompts pictures stand.
 
 Its attention is causal over placeholders, too, so pages hold what they hold of text. A token has three positions (of
 time, row and column), which are a function of the prompt and of where its pictures stand.
@@ -16,8 +16,10 @@ from gpu_worker.models.through_transformers.decoder import (
     CHECK_TOLERANCE,
     IMPLEMENTATION,
     TransformersDecoder,
+    current_batch,
 )
 from gpu_worker.models.through_transformers.picture_config import PicturePatches, read_patches
+from gpu_worker.models.through_transformers.picture_encoder import PictureEncoder
 from gpu_worker.ops import Ops, TokenBatch
 from gpu_worker.ops.batch import PictureRows, make_batch
 from gpu_worker.ops.kv_format import KvShape
@@ -36,7 +38,11 @@ class PictureDecoder(TransformersDecoder):
         self._patches = patches
         super().__init__(model, ops, device)
         self.picture_support = patches.support
-        self.encode_picture = self._encode
+        inner = cast("Any", model).model
+        self._encoder = PictureEncoder(inner.visual, patches, device)
+        self.encode_picture = self._encoder
+        if self._encoder.num_states > 1:
+            inner.language_model.register_forward_pre_hook(self._with_deeper_states, with_kwargs=True)
 
     @classmethod
     def load_with_pictures(
@@ -46,22 +52,25 @@ class PictureDecoder(TransformersDecoder):
         patches = read_patches(directory, config)
         return cast("PictureDecoder", cls.load(directory, dtype, ops, device, patches=patches))
 
-    @torch.inference_mode()
-    def _encode(self, pixels: bytes, height: int, width: int) -> Tensor:
-        """What stands for the placeholders of a picture, on the CPU. Any thread may call it, beside steps."""
-        patches, grid = self._patches.patches_of(pixels, height, width)
-        visual = cast("Any", self._model).model.visual
-        found = visual(patches.to(self._device, visual.dtype), grid_thw=grid.to(self._device))
-        states: Tensor = found.pooler_output
-        return states.to("cpu")
-
     def _inputs(self, batch: TokenBatch) -> dict[str, Tensor]:
         pictures = batch.pictures
         if pictures is None:
             return super()._inputs(batch)
         states: Tensor = cast("Any", self._model).get_input_embeddings()(batch.token_ids)
-        states[pictures.rows] = pictures.states.to(states.dtype)
+        states[pictures.rows] = pictures.states[:, : states.shape[1]].to(states.dtype)
         return {"inputs_embeds": states.unsqueeze(0), "position_ids": pictures.positions.unsqueeze(1)}
+
+    def _with_deeper_states(
+        self, _: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        """Before the layers run: what is added to the outputs of the first ones, where the step shows pictures."""
+        batch = current_batch()
+        if batch is None or batch.pictures is None or not len(batch.pictures.rows):
+            return None
+        shown = torch.zeros((1, len(batch.token_ids)), dtype=torch.bool, device=self._device)
+        shown[0, batch.pictures.rows] = True
+        states = batch.pictures.states.chunk(self._encoder.num_states, dim=1)
+        return arguments, {**options, "visual_pos_masks": shown, "deepstack_visual_embeds": list(states[1:])}
 
     @torch.inference_mode()
     def verify(self) -> None:
@@ -79,7 +88,7 @@ class PictureDecoder(TransformersDecoder):
         grid = [(first, first + i // columns, first + i % columns) for i in range(size)]
         ends = [(p, p, p) for p in range(first + max(CHECKED_CELLS), first + max(CHECKED_CELLS) + len(after))]
         positions = torch.tensor([*((p, p, p) for p in range(first)), *grid, *ends], device=self._device).T
-        states = self._encode(pixels, rows * cell, columns * cell).to(self._device)
+        states = self._encoder(pixels, rows * cell, columns * cell).to(self._device)
         last = self._through_pages(prompt, positions, states, first, split=first + columns)
         expected = self._whole(prompt, pixels, rows * cell, columns * cell, first, size)
         error = float((last.float() - expected.float()).abs().max() / expected.abs().max())

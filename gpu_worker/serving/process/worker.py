@@ -197,6 +197,7 @@ class Worker:
             self.drain,
             tally,
             self.shelf,
+            pictures,
             self.fetcher,
             self.standby_owner,
             self.standby_buddy,

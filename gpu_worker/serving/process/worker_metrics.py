@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from gpu_worker.drafting.drafts import DRAFTERS
 from gpu_worker.engine.adapter_shelf import AdapterShelf
+from gpu_worker.engine.picture_loader import PictureLoader
 from gpu_worker.engine.worker_watch import WorkerWatch
 from gpu_worker.journal.journal_writer import JournalWriter
 from gpu_worker.journal.step_publisher import StepPublisher
@@ -30,6 +31,7 @@ class WorkerMetrics:
     _drain: WorkerDrain
     _tally: MigrationTally
     _shelf: AdapterShelf
+    _pictures: PictureLoader
     _fetcher: PrefixFetcher | None
     _standby_owner: StandbyOwner | None = None
     _standby_buddy: StandbyBuddy | None = None
@@ -46,6 +48,10 @@ class WorkerMetrics:
         yield from self._ranks()
         yield MetricValue("octavo_adapter_bytes", self._shelf.num_bytes)
         yield MetricValue("octavo_adapter_loads_total", self._shelf.num_loaded)
+        yield MetricValue("octavo_picture_bytes", self._pictures.shelf.num_bytes)
+        yield MetricValue("octavo_picture_hits_total", self._pictures.num_hits)
+        yield MetricValue("octavo_picture_misses_total", self._pictures.num_misses)
+        yield MetricValue("octavo_picture_encode_seconds", self._pictures.encode_times)
         journal, drain = self._journal_writer, self._drain
         yield MetricValue("octavo_journal_seconds", journal.append_times)
         yield MetricValue("octavo_journal_tokens_total", journal.num_tokens)

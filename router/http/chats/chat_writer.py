@@ -1,8 +1,10 @@
 """Writes the turns of a conversation, its tools and their calls into octavo.v1.Chat."""
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
+from octavo.pictures.parts import Part, pictures_of, text_of
 from octavo.request.errors import InvalidArgument
 from octavo.v1 import inference_pb2
 from router.http.bodies.common_fields import AskedAnswer, read_common
@@ -23,42 +25,66 @@ WITHOUT_TOKENS = "is not supported here; use /v1/chat/completions"
 class ChatWriter:
     """Adds one turn after another. A turn of the same speaker as the one before goes on with it.
 
-    The texts of the last turn are joined once it has ended: call `finish` after the last one.
+    The parts of a turn are written once it has ended: call `finish` after the last one.
     """
 
     def __init__(self, chat: inference_pb2.Chat) -> None:
         self._chat = chat
-        self._texts: list[str] = []  # of the last turn, while more may come
+        self._parts: list[Part] = []  # of the last turn, while more may come
+        self.places: dict[str, str] = {}  # where the body has what the chat has, if the names differ
 
     def add_text(self, role: str, text: str) -> None:
+        self.add(role, [text])
+
+    def add(self, role: str, parts: Sequence[Part]) -> None:
+        """Texts and pictures in their order. Texts without a picture beside them are joined by newlines."""
         last = self._last(role)
         if last is None or last.tool_calls:
             self.finish()
-            self._chat.messages.add(role=role, content=text)
-            self._texts = [text]
-            return
-        texts = self._texts or [last.content]
-        self._texts = texts if texts != [""] else []
-        self._texts.append(text)
+            self._chat.messages.add(role=role, content="")
+            self._parts = []
+        elif self._parts == [""]:
+            self._parts = []
+        self._parts += parts
 
     def finish(self) -> None:
-        """Joins the texts of the last turn."""
-        if self._texts:
-            self._chat.messages[-1].content = "\n".join(self._texts)
-            self._texts = []
+        """Writes the last turn."""
+        if self._parts:
+            self._write(self._parts)
 
     def add_call(self, call_id: str, name: str, arguments: str) -> None:
         """A call that the assistant has made."""
-        self.finish()
+        self._end_turn()
         turn = self._last("assistant")
         if turn is None:
             turn = self._chat.messages.add(role="assistant", content="")
         turn.tool_calls.add(id=call_id, name=name, arguments_json=arguments)
 
-    def add_result(self, call_id: str, text: str) -> None:
+    def add_result(self, call_id: str, parts: Sequence[Part]) -> None:
         """What a tool has answered."""
+        self._end_turn()
+        self._chat.messages.add(role="tool", content="", tool_call_id=call_id)
+        self._write(parts)
+
+    def _end_turn(self) -> None:
         self.finish()
-        self._chat.messages.add(role="tool", content=text, tool_call_id=call_id)
+        self._parts = []
+
+    def _write(self, parts: Sequence[Part]) -> None:
+        """Gives the last message its content, and remembers where the body has its pictures."""
+        turn, path = self._chat.messages[-1], f"chat.messages[{len(self._chat.messages) - 1}]"
+        del turn.parts[:]
+        if not pictures_of(parts):
+            turn.content = text_of(parts)
+            return
+        turn.ClearField("content")
+        for i, part in enumerate(parts):
+            if isinstance(part, str):
+                turn.parts.add(text=part)
+                continue
+            field = "picture_url" if part.url else "picture"
+            turn.parts.add(**{field: part.url or part.data})
+            self.places[f"{path}.parts[{i}].{field}"] = part.field
 
     def add_tool(self, name: str, description: str, parameters: Any, path: str) -> None:
         """A tool that the model may call; `parameters` is a JSON Schema, or None."""

@@ -1,8 +1,9 @@
 """POST /v1/messages: what a body asks for, as a chat of octavo.v1."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from octavo.pictures.parts import Part, PicturePart
 from octavo.request import limits
 from octavo.request.errors import InvalidArgument
 from octavo.request.ids import new_request_id
@@ -18,6 +19,7 @@ ID_PREFIX = "msg_"
 MAX_LISTED = limits.MAX_CHAT_MESSAGES  # messages, blocks of a content, tools; the validator knows the limits
 THOUGHTS = ("thinking", "redacted_thinking")  # blocks of earlier answers that no prompt has again
 BUDGETS = NumberRange(0, limits.U32_MAX, integer=True)
+PICTURE_TYPES = ("image/jpeg", "image/png", "image/gif", "image/webp")  # as Anthropic has them
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 # What changes an answer only if it has other values than these.
 HARMLESS: dict[str, tuple[list[object], str]] = {
@@ -44,6 +46,7 @@ class AskedMessage:
     answer: AskedAnswer
     shows_thinking: bool = False
     budget: int | None = None  # tokens that the model may think, if it can be held to that
+    places: dict[str, str] = field(default_factory=dict)  # where the body has what the chat has, if the names differ
 
 
 def read_message(body: dict[str, Any], *, counts_only: bool = False) -> AskedMessage:
@@ -64,6 +67,7 @@ def read_message(body: dict[str, Any], *, counts_only: bool = False) -> AskedMes
     checks.run(_add_system, writer, fields.take_any("system"))
     checks.run(_add_messages, writer, fields.take_any("messages"))
     writer.finish()
+    asked.places = writer.places
     checks.run(_add_tools, writer, fields, asked)
     if read_max_tokens(fields, sampling, "max_tokens") is None and not counts_only:
         fields.refuse("max_tokens", "is missing; say how many tokens the answer may have")
@@ -143,13 +147,47 @@ def _add_block(writer: ChatWriter, role: str, block: dict[str, Any], path: str) 
             arguments = _object(block.get("input"), f"{path}.input")
             writer.add_call(call_id, name, json_text(arguments, f"{path}.input"))
         case "user", "tool_result":
-            content = block.get("content")
-            text = "" if content is None else _text_of(content, f"{path}.content")
-            writer.add_result(checked_text(f"{path}.tool_use_id", block.get("tool_use_id")), text)
+            parts = _result_parts(block.get("content"), f"{path}.content")
+            writer.add_result(checked_text(f"{path}.tool_use_id", block.get("tool_use_id")), parts)
         case "assistant", kind if kind in THOUGHTS:
             pass
+        case "user", "image":
+            writer.add(role, [_picture(block, path)])
         case _:
             writer.add_text(role, _block_text(block, path))
+
+
+def _result_parts(content: Any, path: str) -> list[Part]:
+    """What a tool has answered: a text, or blocks of text and pictures."""
+    if content is None or isinstance(content, str):
+        return [checked_text(path, content or "")]
+    parts: list[Part] = []
+    for i, each in enumerate(_listed(path, content)):
+        where = f"{path}[{i}]"
+        block = _object(each, where)
+        parts.append(_picture(block, where) if block.get("type") == "image" else _block_text(block, where))
+    return parts
+
+
+def _picture(block: dict[str, Any], path: str) -> PicturePart:
+    path = f"{path}.source"
+    fields = FieldReader(_object(block.get("source"), path), path=f"{path}.")
+    kind = fields.take_text("type")
+    if kind not in ("base64", "url"):
+        raise InvalidArgument(f"{path}.type", "must be base64 or url: no files are kept here")
+    if kind == "base64":
+        media, name = fields.take_text("media_type"), "data"
+        if media not in PICTURE_TYPES:
+            fields.refuse("media_type", f"must be one of {', '.join(PICTURE_TYPES)}")
+        before = f"data:{media};base64,"
+    else:
+        name, before = "url", ""
+    given = fields.take_text(name)
+    if not given:
+        fields.refuse(name, "is missing")
+    fields.refuse_rest()
+    fields.checks.raise_found()
+    return PicturePart(f"{path}.{name}", url=before + given)
 
 
 def _add_tools(writer: ChatWriter, fields: FieldReader, asked: AskedMessage) -> None:

@@ -40,7 +40,7 @@ class MessageEndpoint:
     def _read(self, body: bytes, reply: MessageReply) -> AskedMessage:
         fields = parse_object(body, self._service.unknown_fields)
         asked = read_message(fields, counts_only=self._counts_only)
-        reply.ignored = fields.ignored
+        reply.ignored, reply.places = fields.ignored, asked.places
         return asked
 
     async def _count(self, asked: AskedMessage) -> int:

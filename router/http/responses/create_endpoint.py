@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from collections.abc import Sequence
 
 from starlette.types import Receive, Scope, Send
 
@@ -14,12 +13,14 @@ from router.http.answers import AnswerService, called, chosen_id, remaining_s
 from router.http.bodies.json_body import parse_object
 from router.http.chats.chat_writer import ChatWriter
 from router.http.responses.input_items import Item, write_items
+from router.http.responses.input_pictures import note_fetched
 from router.http.responses.response_body import ID_PREFIX, AskedResponse, read_response
 from router.http.responses.response_events import NO_EVENTS, ResponseEvents
 from router.http.responses.response_notes import ResponseNotes
 from router.http.responses.response_reply import PREVIOUS, ResponseReply
 from router.http.responses.stored_responses import StoredResponses
 from router.streaming.prompts.chat_threads import LARGE, run_aside
+from router.streaming.request_preparer import PreparedRequest
 from router.streaming.session import Session
 
 
@@ -54,15 +55,19 @@ class CreateEndpoint:
         writer = ChatWriter(answer.request.chat)
         if asked.instructions:
             writer.add_text("system", asked.instructions)
-        await run_aside(size, lambda: write_items([*context, *asked.items], writer))
+        reply.places = writer.places
+        writer.places["chat.messages"] = "input"
+        await run_aside(size, lambda: write_all(context, asked.items, writer))
         await service.divide(answer)
         notes = self._notes(asked, context)
 
-        async def written(prompt: Sequence[int]) -> bytes:
+        async def written(prepared: PreparedRequest) -> bytes:
             if answer.division is not None:
-                answer.division.note_prompt(service.preparer.find_model(answer.request).tokenizer, prompt)
+                answer.division.note_prompt(prepared.model.tokenizer, prepared.new.prompt)
                 notes.note_division(answer.division)
-            return await run_aside(size, notes.to_bytes)
+            if asked.stored:
+                note_fetched([*notes.context, *notes.input], prepared.fetched)
+            return await run_aside(size + sum(map(len, prepared.fetched)), notes.to_bytes)
 
         try:
             opening = service.open_undivided(
@@ -113,6 +118,13 @@ class CreateEndpoint:
             context=context if asked.stored else [],
             input=asked.items if asked.stored else [],
         )
+
+
+def write_all(context: list[Item], items: list[Item], writer: ChatWriter) -> None:
+    """Adds what came before, and what this request has."""
+    write_items(context, writer, "previous_response_id")
+    write_items(items, writer)
+    writer.finish()
 
 
 def events_of(response_id: str, notes: ResponseNotes, session: Session, after: int = -1) -> ResponseEvents:

@@ -4,10 +4,12 @@ from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from typing import Any
 
+from octavo.pictures.parts import Part
 from octavo.request import limits
 from octavo.request.errors import InvalidArgument
 from router.http.bodies.field_reader import FieldReader, checked_text
 from router.http.chats.chat_writer import ChatWriter
+from router.http.responses.input_pictures import PICTURE, picture_of, read_picture
 
 Item = dict[str, Any]
 
@@ -33,21 +35,32 @@ def item_id(kind: str, name: str) -> str:
     return f"{IDS[kind]}_{blake2b(name.encode(), digest_size=16).hexdigest()}"
 
 
-def write_items(items: Sequence[Mapping[str, Any]], writer: ChatWriter) -> None:
-    """Adds the items to a chat. What the model has thought before is not told again."""
-    for item in items:
+def write_items(items: Sequence[Mapping[str, Any]], writer: ChatWriter, path: str = "input") -> None:
+    """Adds the items, which came as `path`, to a chat. What the model has thought before is not told again.
+
+    Raises InvalidArgument if a picture of earlier ones was not kept.
+    """
+    for i, item in enumerate(items):
+        where = f"{path}[{i}]" if path == "input" else ""
         match item["type"]:
             case "message":
-                writer.add_text(ROLES.get(item["role"], item["role"]), _joined(item["content"]))
+                parts = _written(item["content"], where and f"{where}.content", path)
+                writer.add(ROLES.get(item["role"], item["role"]), parts)
             case "function_call":
                 writer.add_call(item["call_id"], item["name"], item["arguments"])
             case "function_call_output":
-                writer.add_result(item["call_id"], item["output"])
-    writer.finish()
+                output = item["output"]
+                parts = [output] if isinstance(output, str) else _written(output, where and f"{where}.output", path)
+                writer.add_result(item["call_id"], parts)
 
 
-def _joined(parts: Sequence[Mapping[str, Any]]) -> str:
-    return "\n".join(str(part[TEXTS[part["type"]]]) for part in parts)
+def _written(parts: Sequence[Mapping[str, Any]], where: str, path: str) -> list[Part]:
+    return [
+        picture_of(part, f"{where}[{i}].image_url" if where else path)
+        if part["type"] == PICTURE
+        else str(part[TEXTS[part["type"]]])
+        for i, part in enumerate(parts)
+    ]
 
 
 def _read_item(item: Any, path: str, name: str) -> Item:
@@ -77,7 +90,7 @@ def _message(fields: FieldReader, path: str) -> Item:
 
 
 def _parts(content: Any, path: str, kind: str) -> list[Item]:
-    """A content as parts of text."""
+    """A content as parts."""
     if isinstance(content, str):
         content = [{"type": kind, "text": content}]
     if not isinstance(content, list) or len(content) > MAX_LISTED:
@@ -87,6 +100,8 @@ def _parts(content: Any, path: str, kind: str) -> list[Item]:
 
 def _part(part: Any, path: str, kind: str) -> Item:
     found = part.get("type") if isinstance(part, dict) else None
+    if found == PICTURE and kind == "input_text":
+        return read_picture(part, path)
     if not isinstance(found, str) or found not in TEXTS:
         raise InvalidArgument(path, f"parts of type {str(found)[:40]!r} are not supported; send text")
     if found == "refusal":
@@ -109,7 +124,9 @@ def _call_output(fields: FieldReader, path: str) -> Item:
         fields.refuse("call_id", "is missing")
     fields.take_ignored(["name"])
     parts = fields.checks.run(_parts, output, f"{path}.output", "input_text") or []
-    return {"call_id": call_id, "output": _joined(parts), "status": "completed"}
+    has_picture = any(part["type"] == PICTURE for part in parts)
+    output = parts if has_picture else "\n".join(part[TEXTS[part["type"]]] for part in parts)
+    return {"call_id": call_id, "output": output, "status": "completed"}
 
 
 def _reasoning(fields: FieldReader, path: str) -> Item:

@@ -7,6 +7,8 @@ from typing import Any
 
 from octavo.request.errors import InvalidArgument
 from router.http.responses.input_items import Item
+from router.http.responses.input_pictures import leave_out_pictures
+from router.streaming.session_opener import MAX_NOTES_BYTES
 from router.tools import formats, reasoning
 from router.tools.asked_tools import AskedTools
 from router.tools.output_forms import Division
@@ -33,12 +35,27 @@ class ResponseNotes:
     begins_inside: bool = False  # the prompt ends where reasoning begins
 
     def to_bytes(self) -> bytes:
-        """The notes, compressed. Raises InvalidArgument for a conversation that is too long to be kept."""
+        """The notes, compressed. Raises InvalidArgument for a conversation that is too long to be kept.
+
+        One that is too long with its pictures is kept without them.
+        """
+        try:
+            return self._packed()
+        except InvalidArgument:
+            if not leave_out_pictures([*self.context, *self.input]):
+                raise
+            return self._packed()
+
+    def _packed(self) -> bytes:
         data = json.dumps(asdict(self), ensure_ascii=False).encode()
         if len(data) > MAX_BYTES:
             what = f"needs, with what came before, {len(data)} bytes of notes, and at most {MAX_BYTES} are kept"
             raise InvalidArgument("input", what)
-        return zlib.compress(data, 1)
+        packed = zlib.compress(data, 1)
+        if len(packed) > MAX_NOTES_BYTES:
+            what = f"needs {len(packed)} bytes of notes, and at most {MAX_NOTES_BYTES} are kept"
+            raise InvalidArgument("input", what)
+        return packed
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "ResponseNotes | None":

@@ -11,6 +11,7 @@ from octavo.request.errors import InvalidArgument, NoWorkers
 from octavo.v1 import inference_pb2
 from router.http.answers import AnswerService, called
 from router.http.responses.create_endpoint import events_of, send_events
+from router.http.responses.input_pictures import shown
 from router.http.responses.response_reply import ResponseReply
 from router.http.responses.stored_responses import StoredResponse, StoredResponses
 
@@ -37,7 +38,7 @@ class StoredEndpoint:
                 await reply.send_object((await self._cancel(response_id)).shown)
             elif self._what == "input_items":
                 notes = await self._stored.stored_notes(response_id)
-                await reply.send_object(listed(notes.input, query))
+                await reply.send_object(listed(shown(notes.input), query))
             elif scope["method"] == "DELETE":
                 await self._delete(response_id)
                 await reply.send_object({"id": response_id, "object": "response", "deleted": True})

@@ -29,13 +29,13 @@ def fetch_picture(url: str, field: str, hosts: tuple[str, ...], most: int) -> by
         try:
             target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
             connection.request("GET", target, headers={"Accept": "image/*", "User-Agent": "octavo"})
-            return _body(connection.getresponse(), field, most, ends_at)
+            return _body(connection.getresponse(), host, field, most, ends_at)
         finally:
             connection.close()
     except InvalidArgument:
         raise
     except (OSError, http.client.HTTPException, ValueError) as error:
-        raise Unreachable(f"{field}: {host} does not give the picture: {str(error)[:200]}: retry") from error
+        raise Unreachable(f"{host} does not give a picture: {str(error)[:200]}: retry") from error
 
 
 def checked_url(url: str, field: str, hosts: tuple[str, ...]) -> SplitResult:
@@ -88,19 +88,19 @@ def _connected(scheme: str, host: str, port: int, field: str) -> http.client.HTT
     return connection
 
 
-def _body(answer: http.client.HTTPResponse, field: str, most: int, ends_at: float) -> bytes:
+def _body(answer: http.client.HTTPResponse, host: str, field: str, most: int, ends_at: float) -> bytes:
     if 300 <= answer.status < 400:
         raise InvalidArgument(field, "leads elsewhere, which is not followed: give the address of the picture itself")
     if answer.status != http.client.OK:
         text = f"its host answers {answer.status}"
         if answer.status < 500:
             raise InvalidArgument(field, f"{text}: give a picture that anybody may read, or a data URL")
-        raise Unreachable(f"{field}: {text}: retry")
+        raise Unreachable(f"a picture of {host}: {text}: retry")
     received = bytearray()
     while piece := answer.read1(PIECE):
         received += piece
         if len(received) > most:
             raise InvalidArgument(field, f"has more than {most} bytes: reduce it, or have picture_bytes raised")
         if time.monotonic() > ends_at:
-            raise Unreachable(f"{field}: takes more than {TOTAL_S:g} s: retry, or send a data URL")
+            raise Unreachable(f"a picture of {host} takes more than {TOTAL_S:g} s: retry, or send its bytes")
     return bytes(received)

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 from octavo.pictures.parts import (
@@ -18,6 +19,7 @@ from octavo.request.errors import InvalidArgument
 from octavo.v1 import inference_pb2
 from router.fleet.model_registry import ServedModel
 from router.streaming.prompts.picture_fetch import checked_url, fetch_picture
+from router.streaming.prompts.picture_tally import PictureTally
 
 FIELD = "chat.messages"
 MAX_PARTS = 1024  # of a message
@@ -30,38 +32,60 @@ class PicturePrompts:
     def __init__(self, limits: PictureLimits, hosts: tuple[str, ...] = ()) -> None:
         self._limits = limits
         self._hosts = hosts
+        self.tally = PictureTally()
         self._fetchers = ThreadPoolExecutor(FETCHERS, "fetched pictures")
         self._readers = ThreadPoolExecutor(READING, "pictures")
 
     def check_chat(self, chat: inference_pb2.Chat, model: ServedModel) -> None:
         """Raises InvalidArgument for what can be seen before anything is fetched or read."""
-        pictures = [each for parts in parts_in(chat).values() for each in pictures_of(parts)]
-        for each in pictures[:1]:
-            model.pictures.require(each.field)
-        if len(pictures) > self._limits.count:
-            raise InvalidArgument(
-                pictures[self._limits.count].field,
-                f"{len(pictures)} pictures; at most {self._limits.count}: leave some out, or have picture_count raised",
-            )
-        for each in pictures:
-            if each.url and not is_data_url(each.url):
-                checked_url(each.url, each.field, self._hosts)
+        pictures, most = _pictures_in(chat), self._limits.count
+        with self.tally.refusing("model"):
+            for each in pictures[:1]:
+                model.pictures.require(each.field)
+        with self.tally.refusing("count"):
+            if len(pictures) > most:
+                what = f"{len(pictures)} pictures; at most {most}: leave some out, or have picture_count raised"
+                raise InvalidArgument(pictures[most].field, what)
+        with self.tally.refusing("host"):
+            for each in pictures:
+                if each.url and not is_data_url(each.url):
+                    checked_url(each.url, each.field, self._hosts)
 
     async def read(self, chat: inference_pb2.Chat, model: ServedModel, salt: str) -> list[ReadPicture]:
         """The pictures of the chat in their order. Raises InvalidArgument, or Unreachable."""
         self.check_chat(chat, model)
-        pictures = [each for parts in parts_in(chat).values() for each in pictures_of(parts)]
-        return [await self._read_one(each, model, salt) for each in pictures]
+        return [await self._read_one(each, model, salt) for each in _pictures_in(chat)]
 
     async def _read_one(self, part: PicturePart, model: ServedModel, salt: str) -> ReadPicture:
-        loop, data, most = asyncio.get_running_loop(), part.data, self._limits.num_bytes
+        data, fetched = part.data, b""
         if part.url and is_data_url(part.url):
-            data = data_of_url(part.url, part.field, most)
+            with self.tally.refusing("data"):
+                data = data_of_url(part.url, part.field, self._limits.num_bytes)
         elif part.url:
-            data = await loop.run_in_executor(self._fetchers, fetch_picture, part.url, part.field, self._hosts, most)
-        return await loop.run_in_executor(
-            self._readers, READERS.read, data, model.pictures, self._limits, salt, part.field
-        )
+            with self.tally.refusing("fetch"):
+                data = fetched = await self._fetch(part)
+        loop, asked = asyncio.get_running_loop(), (model.pictures, self._limits, salt, part.field)
+        with self.tally.refusing("file"):
+            read = await loop.run_in_executor(self._readers, READERS.read, data, *asked)
+        self.tally.read["fetched" if fetched else "sent"] += 1
+        return replace(read, fetched=fetched)
+
+    async def _fetch(self, part: PicturePart) -> bytes:
+        asked = part.url, part.field, self._hosts, self._limits.num_bytes
+        return await asyncio.get_running_loop().run_in_executor(self._fetchers, fetch_picture, *asked)
+
+    def placed(
+        self, tokens: list[int], pictures: Sequence[ReadPicture], model: ServedModel
+    ) -> tuple[list[int], ShownPictures]:
+        """The prompt with its pictures in their places. Raises InvalidArgument if the template shows others."""
+        if not pictures:
+            return tokens, NOTHING_SHOWN
+        with self.tally.refusing("template"):
+            return place_pictures(tokens, pictures, model.pictures, FIELD)
+
+
+def _pictures_in(chat: inference_pb2.Chat) -> list[PicturePart]:
+    return [each for parts in parts_in(chat).values() for each in pictures_of(parts)]
 
 
 def parts_in(chat: inference_pb2.Chat) -> dict[int, list[Part]]:
@@ -97,10 +121,3 @@ def with_contents(
     for i, each in parts.items():
         told[i]["content"] = template_content(each)
     return told if parts else [dict(each) for each in details]
-
-
-def placed(tokens: list[int], pictures: Sequence[ReadPicture], model: ServedModel) -> tuple[list[int], ShownPictures]:
-    """The prompt with its pictures in their places. Raises InvalidArgument if the template shows others."""
-    if not pictures:
-        return tokens, NOTHING_SHOWN
-    return place_pictures(tokens, pictures, model.pictures, FIELD)

@@ -1,5 +1,6 @@
 """LLM.chat with pictures gives the tokens of Transformers' own generate, whatever is cached, cut or computed again."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,13 +13,14 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 
 from gpu_worker.offline.llm import LLM
 from gpu_worker.offline.params import OfflineParams
+from octavo.pictures.picture import Picture
 from octavo.request.errors import InvalidArgument
 
 GREEDY = OfflineParams(temperature=0, max_tokens=12, ignore_eos=True)
 ONE, OTHER = picture(150, 90), picture(70, 200, seed=1)
 
 
-@pytest.fixture(scope="module", params=["qwen2_5_vl", "qwen2_vl"])
+@pytest.fixture(scope="module", params=["qwen2_5_vl", "qwen2_vl", "qwen3_vl", "qwen3_vl_moe"])
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder_qwen_vl(tmp_path_factory.mktemp(request.param), request.param)
 
@@ -40,8 +42,9 @@ def chat_of(*parts: object) -> list[dict[str, object]]:
 
 def expected(model: transformers.PreTrainedModel, prompt: list[int], images: list[Image.Image]) -> list[int]:
     """The tokens of Transformers, whose processor prepares the pictures from the start."""
-    size = {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 64}
-    prepared = Qwen2VLImageProcessorPil(size=size)(images, return_tensors="pt")
+    said = json.loads((Path(model.name_or_path) / "preprocessor_config.json").read_text())
+    size = {"shortest_edge": said.pop("min_pixels"), "longest_edge": said.pop("max_pixels")}
+    prepared = Qwen2VLImageProcessorPil(size=size, **said)(images, return_tensors="pt")
     assert int(prepared["image_grid_thw"].prod(-1).sum()) // 4 == prompt.count(PAD)
     ids = torch.tensor([prompt])
     found = model.generate(
@@ -93,6 +96,12 @@ def test_a_picture_is_encoded_once(llm: LLM) -> None:
         llm.reset_prefix_cache()
         llm.chat(chat_of(shown(data), text_part(text)), GREEDY, use_tqdm=False)
     assert llm.engine.picture_shelf.num_encoded == before + 1
+
+
+def test_a_picture_takes_the_memory_that_is_counted_before(llm: LLM) -> None:
+    memory, cell = llm.engine.picture_shelf.memory(), llm.engine.workload.info.pictures.cell
+    encoded = memory.encode(Picture("0" * 32, 0, 3, 4), bytes(3 * 12 * cell**2))
+    assert encoded.num_bytes == memory.num_bytes_of(Picture("0" * 32, 0, 3, 4)) > 0
 
 
 def test_a_jpeg_of_a_turned_camera_is_turned(llm: LLM) -> None:

@@ -1,7 +1,8 @@
 """What the fake and witness runners make of a request, computed without a scheduler, a block, or a second process."""
 
 import codecs
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from itertools import permutations, product
 
@@ -33,6 +34,13 @@ class Oracle:
         self._witness = runner == "witness"
         self._salt = salt_of(hashing.root_key(self.info.fingerprint, self.info.layout, lora, salt) + lora.encode())
         self._chooser = Chooser(self.info)
+        self._words: Mapping[int, int] = {}
+
+    def showing(self, words: Mapping[int, int]) -> "Oracle":
+        """The same for a prompt whose pictures are these words to a witness, by position."""
+        other = copy(self)
+        other._words = words
+        return other
 
     def outputs(self, prompt: Sequence[int], params: SamplingParams) -> list[Expected]:
         """All returned branches, in order, where a router reads them all the time."""
@@ -69,22 +77,25 @@ class Oracle:
     def _state(self, tokens: Sequence[int]) -> int:
         if not self._witness:
             return fold(tokens)
-        total = sum(contribution(token, position, self._salt) for position, token in enumerate(tokens))
+        total = sum(self._contribution(token, position) for position, token in enumerate(tokens))
         return settle(total & MASK, len(tokens))
+
+    def _contribution(self, token: int, position: int) -> int:
+        return contribution(token, position, self._salt ^ self._words.get(position, 0))
 
     def _branch(self, prompt: Sequence[int], params: SamplingParams, branch: int) -> tuple[list[int], float]:
         tokens, score, total = list(prompt), 0.0, 0
         constraint = params.constraint
         matcher = shared_grammars(self.info).compile(constraint).matcher() if constraint is not None else None
         for position, token in enumerate(prompt):
-            total += contribution(token, position, self._salt)
+            total += self._contribution(token, position)
         for index in range(params.max_tokens or 0):
             state = settle(total & MASK, len(tokens)) if self._witness else fold(tokens)
             mask = matcher.mask(tokens, len(prompt)) if matcher is not None else None
             token = self._chooser.token(state, params, branch, index, mask)
             if params.ranked:
                 score += self._chooser.score(state, token, params).logprob
-            total += contribution(token, len(tokens), self._salt)
+            total += self._contribution(token, len(tokens))
             tokens.append(token)
             if matcher is not None and token in self.info.eos_token_ids:
                 break

@@ -12,7 +12,7 @@ import gpu_worker.serving.process.program as worker_program
 import router.program as router_program
 from octavo.settings.router import RouterSettings
 from octavo.settings.worker import WorkerSettings
-from simulation import engine
+from simulation import engine, pictures
 from simulation.blocks import BlockLinks
 from simulation.clock import replace_sources
 from simulation.event_log import EventLog
@@ -64,6 +64,7 @@ class Cluster:
         self.transport.install()
         self.links.install()
         engine.install()
+        pictures.install()
         for program in (router_program, worker_program):
             program.open_store = self._open_store
         worker_program.build_runner = self._build_runner
@@ -121,6 +122,7 @@ class Cluster:
                 WorkerSettings(
                     worker_id=name,
                     runner="witness",
+                    picture_cache_bytes=pictures.CACHE_BYTES,
                     speculation=("auto", "off")[self._lives % 2],
                     **self.worker_settings,
                     **common,

@@ -13,10 +13,11 @@ from gpu_worker.steps.step_input import StepInput
 from gpu_worker.testing.fake_runner import Chooser
 from gpu_worker.testing.witness_runner import WitnessContext, WitnessRunner, salt_of
 from simulation.loop import HOST
+from simulation.pictures import SUPPORT
 
 STEP_S, TOKEN_S = 0.012, 0.0001  # of each step, and of each of its tokens
 BLOCKS = 96
-SIZES = {"num_blocks": BLOCKS, "num_host_blocks": 16, "context_tokens": 1024}
+SIZES = {"num_blocks": BLOCKS, "num_host_blocks": 16, "context_tokens": 1024, "pictures": SUPPORT}
 CHOOSER = Chooser(WitnessRunner(**SIZES).info)
 MAX_TOKEN = 900
 FREE = 998  # after a prompt that begins with this token, each life of a worker computes other tokens, as devices may do

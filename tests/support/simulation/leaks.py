@@ -23,6 +23,7 @@ def leaks(cluster: Cluster) -> list[str]:
         if isinstance(held, dict):
             held = {key: value for key, value in held.items() if value}
         expect_none(f"store.{name}", held)
+    expect_none("store.pictures", [name for name, each in state.pictures._kept.items() if each.until_ms is None])
     for name, host in cluster.hosts.items():
         if not host.alive or host.program is None:
             found.append(f"{name} does not run")

@@ -70,6 +70,7 @@ class Summary:
             return []
         kinds = [kind for kind in EVERY_KIND if not self.faults[kind]]
         seen = {"refused append": self.num_refused, "block of a standby": self.num_standby_blocks}
+        seen["chat with pictures"] = self.faults["chat with pictures"]
         return [*kinds, *(what for what, number in seen.items() if not number)]
 
     @property

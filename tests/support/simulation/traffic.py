@@ -17,6 +17,7 @@ from router.streaming.request_preparer import TENANT
 from simulation.cluster import GRACE_MS, Cluster
 from simulation.engine import ABANDONED_TOKENS, FREE, MAX_TOKEN, POISON
 from simulation.loop import Host
+from simulation.pictures import SHARE, PictureChat
 
 LEAVING = ("leave", "give up")
 SHARED_TOKENS = 320  # takes longer than the grace time
@@ -46,6 +47,7 @@ class Request:
     deadline_s: float | None = None
     longest_gap_s: float = 0.0  # between two events
     expected: list[Expected] | None = None  # of an undisturbed run, once it was computed
+    chat: PictureChat | None = None  # that the prompt is made of
 
     @property
     def is_free(self) -> bool:
@@ -68,6 +70,7 @@ class Client:
         self.name = name
         self.host: Host = cluster.new_host(name)
         self.rng: random.Random = cluster.network.rng(f"client {name}")
+        self.pictures_rng: random.Random = cluster.network.rng(f"pictures {name}")
         self.abandoned: list[str] = []  # requests that this client has left
         self.task: asyncio.Task[None] | None = None
         self.ended = 0
@@ -114,7 +117,19 @@ class Client:
                 temperature=1.0, seed=seed, n=2, constraint=rng.choice(JSON_FORMS), max_tokens=4 * length
             )
             behaviour, deadline_s = "read", None
-        return Request(f"{self.name}-{number}", prompt, params, behaviour, rng.randrange(0, length), deadline_s)
+        chat = self._new_chat(prompt)
+        request = Request(f"{self.name}-{number}", prompt, params, behaviour, rng.randrange(0, length), deadline_s)
+        if chat is not None:
+            request.prompt, request.chat = chat.prompt, chat
+        return request
+
+    def _new_chat(self, prompt: list[int]) -> PictureChat | None:
+        """A chat with pictures, in the place of some prompts."""
+        drawn = self.pictures_rng.random()
+        if drawn > SHARE or self._cluster.json_share or prompt[0] == FREE or prompt[-1] == POISON:
+            return None
+        self._log.faults["chat with pictures"] += 1
+        return PictureChat.drawn(self.pictures_rng)
 
     async def _stream(self, client: AsyncClient, request: Request) -> None:
         history = History()
@@ -141,7 +156,8 @@ class Client:
     async def _read(self, client: AsyncClient, request: Request, history: History) -> bool:
         """Reads the stream, and does what the request says. Returns whether the stream came to its end."""
         loop = asyncio.get_running_loop()
-        stream = client.generate(request.prompt, request.params, request_id=request.name, deadline_s=request.deadline_s)
+        prompt = request.chat.messages if request.chat is not None else request.prompt
+        stream = client.generate(prompt, request.params, request_id=request.name, deadline_s=request.deadline_s)
         num_tokens, last = 0, loop.time()
         async with stream:
             async for event in stream:
@@ -249,7 +265,8 @@ class Client:
 
     def _expected(self, request: Request) -> list[Expected]:
         if request.expected is None:
-            request.expected = self._oracle.outputs(request.prompt, request.params)
+            words = request.chat.words if request.chat is not None else {}
+            request.expected = self._oracle.showing(words).outputs(request.prompt, request.params)
         return request.expected
 
     def _check_prefix(self, request: Request, history: History) -> None:

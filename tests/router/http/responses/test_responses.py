@@ -146,7 +146,7 @@ async def test_a_repeated_call_gets_the_same_response(world, call, templates):
         ({"input": None}, "input"),
         ({"input": []}, "input"),
         ({"input": [{"type": "web_search_call"}]}, "input[0].type"),
-        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0]"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].image_url"),
         ({"input": [{"role": "robot", "content": "x"}]}, "input[0].role"),
         ({"input": [{"type": "function_call", "call_id": "c", "name": "f"}]}, "input[0].arguments"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
@@ -241,7 +241,7 @@ def test_many_texts_of_one_speaker_are_joined_once():
     for text in ("", "a", "b", ""):
         writer.add_text("user", text)
     assert chat.messages[0].content == ""  # nothing is copied while more may come
-    writer.add_result("c", "so")
+    writer.add_result("c", ["so"])
     writer.add_text("user", "x")
     writer.add_text("user", "y")
     writer.finish()
