@@ -68,6 +68,7 @@ LlamaSizes sizes_of(const py::dict& dict) {
     values.take("eps", sizes.eps);
     values.take("scale", sizes.scale);
     values.take("embedding_scale", sizes.embedding_scale);
+    values.take("asked_inner", sizes.asked_inner);
     values.end();
     return sizes;
 }
@@ -148,12 +149,16 @@ LlamaShare share_of(const py::object& given) {
         share.hidden = span_of(values, "hidden");
         share.inner = span_of(values, "inner");
         share.vocab = span_of(values, "vocab");
+        share.expert_inner = span_of(values, "expert_inner");
+        share.shared_inner = span_of(values, "shared_inner");
         share.layers = span_of(values, "layers");
         values.take("links", share.links);
         share.host_kv_heads = spans_of(values, "host_kv_heads");
         share.host_hidden = spans_of(values, "host_hidden");
         share.host_inner = spans_of(values, "host_inner");
         share.host_vocab = spans_of(values, "host_vocab");
+        share.host_expert_inner = spans_of(values, "host_expert_inner");
+        share.host_shared_inner = spans_of(values, "host_shared_inner");
         values.end();
     }
     return share;

@@ -68,7 +68,14 @@ void expect_one(const Stack& stack, const char* name, std::int64_t rows, std::in
 
 }  // namespace
 
-void check_experts(const Experts& e, std::int64_t hidden) {
+ExpertPart expert_part(const Experts& experts, const LlamaShare& share) {
+    if (share.team == nullptr) {
+        return {{0, expert_inner(experts)}, {0, shared_inner(experts)}, share.hidden};
+    }
+    return {share.expert_inner, share.shared_inner, share.hidden};
+}
+
+void check_experts(const Experts& e, const ExpertPart& part, std::int64_t hidden) {
     const auto count = static_cast<std::int64_t>(e.down.size());
     if (e.router.empty()) {
         require(e.down.empty() && e.gate_up.empty() && e.shared_down.empty(), "router", "is missing");
@@ -87,60 +94,79 @@ void check_experts(const Experts& e, std::int64_t hidden) {
     require(std::isfinite(e.share_scale), "share_scale", "is not finite");
     require(std::isfinite(e.alpha) && std::isfinite(e.limit) && (e.alpha == 0 || e.limit > 0), "swiglu_limit",
             "is not a positive number");
-    require(e.gate_up.size() == e.down.size(), "expert_gate_up", "has another number of experts");
-    const std::int64_t inner = e.down[0].cols;
-    expect_bias(e.gate_up_bias, "expert_gate_up_bias", {count, 2 * inner});
-    expect_bias(e.down_bias, "expert_down_bias", {count, hidden});
+    const auto parts = static_cast<std::int64_t>(e.gate_up.size()) / count;
+    require((parts == 1 || parts == 2) && e.gate_up.size() == e.down.size() * static_cast<std::size_t>(parts),
+            "expert_gate_up", "has another number of experts");
+    const std::int64_t inner = expert_inner(e), own = part.hidden.count;
+    expect_bias(e.gate_up_bias, "expert_gate_up_bias", {count, 2 * part.inner.count});
+    expect_bias(e.down_bias, "expert_down_bias", {count, own});
     require(inner > 0, "expert_down", "has another shape");
-    for (std::size_t i = 0; i < e.down.size(); ++i) {
-        expect_one({e.gate_up[i]}, "expert_gate_up", 2 * inner, hidden);
-        expect_one({e.down[i]}, "expert_down", hidden, inner);
-        require(e.gate_up[i].rounding() == e.gate_up[0].rounding() && e.down[i].rounding() == e.down[0].rounding(),
-                "expert_gate_up", "has experts that round their inputs differently");
+    for (const Weight& weight : e.gate_up) {
+        expect_one({weight}, "expert_gate_up", 2 / parts * part.inner.count, hidden);
+        require(weight.rounding() == e.gate_up[0].rounding(), "expert_gate_up",
+                "has experts that round their inputs differently");
+    }
+    for (const Weight& weight : e.down) {
+        expect_one({weight}, "expert_down", own, inner);
+        require(weight.rounding() == e.down[0].rounding(), "expert_down",
+                "has experts that round their inputs differently");
     }
     if (!e.shared_down.empty()) {
-        const std::int64_t shared = e.shared_down[0].cols;
+        const std::int64_t shared = shared_inner(e);
         require(shared > 0, "shared_down", "has another shape");
-        expect_one(e.shared_gate_up, "shared_gate_up", 2 * shared, hidden);
-        expect_one(e.shared_down, "shared_down", hidden, shared);
+        const std::size_t halves = e.shared_gate_up.size();
+        require(halves == 1 || halves == 2, "shared_gate_up", "has another shape");
+        for (const Weight& weight : e.shared_gate_up) {
+            const std::int64_t rows = 2 * part.shared_inner.count / static_cast<std::int64_t>(halves);
+            expect_one({weight}, "shared_gate_up", rows, hidden);
+            require(weight.rounding() == e.gate_up[0].rounding(), "shared_gate_up",
+                    "rounds its inputs differently than the experts");
+        }
+        expect_one(e.shared_down, "shared_down", own, shared);
         if (!e.shared_gate.empty()) {
             expect_one(e.shared_gate, "shared_gate", 1, hidden);
             require(e.shared_gate[0].rounding() == Rounding::kNone, "shared_gate", "rounds its inputs");
         }
-        require(e.shared_gate_up[0].rounding() == e.gate_up[0].rounding(), "shared_gate_up",
-                "rounds its inputs differently than the experts");
     }
 }
 
-void ExpertSpace::take(const Experts& e, std::int64_t hidden, std::int64_t num_tokens) {
+void ExpertSpace::take(const Experts& e, const ExpertPart& part, std::int64_t hidden, std::int64_t num_tokens) {
     const std::int64_t pairs = num_tokens * e.top, found = most_columns(e, num_tokens);
-    const std::int64_t shared_inner = e.shared_down.empty() ? 0 : e.shared_down[0].cols;
-    const std::int64_t inner = e.down[0].cols, widest = std::max({hidden, inner, shared_inner});
+    const std::int64_t inner = expert_inner(e), of_all = shared_inner(e), widest = std::max(hidden, inner);
     scores.take(2 * num_tokens * static_cast<std::int64_t>(e.down.size()));  // and ranks
     shares.take(pairs);
     chosen.take(pairs);
     columns.take(pairs);
     gathered.take(found * hidden);
-    gate_up.take(std::max(found * 2 * inner, num_tokens * 2 * shared_inner));
-    activated.take(std::max(found * inner, num_tokens * shared_inner));
-    out.take(found * hidden);
-    shared.take(e.shared_down.empty() ? 0 : num_tokens * hidden);
-    shared_scores.take(e.shared_down.empty() ? 0 : num_tokens);
+    gate_up.take(std::max(found * 2 * part.inner.count, num_tokens * 2 * part.shared_inner.count));
+    activated.take(found * inner);
+    out.take(found * part.hidden.count);
     digits.take(num_blocks(found, widest));
     bf16.take(num_blocks(found, widest));
+    if (of_all > 0) {
+        shared.take(num_tokens * part.hidden.count);
+        shared_scores.take(num_tokens);
+        shared_activated.take(num_tokens * of_all);
+        shared_digits.take(num_blocks(num_tokens, of_all));
+        shared_bf16.take(num_blocks(num_tokens, of_all));
+    }
     asked.reserve(std::max(asked.capacity(), e.down.size()));  // within a run nothing may throw
     next.reserve(std::max(next.capacity(), e.down.size()));
 }
 
-ExpertRun::ExpertRun(const Experts& experts, ExpertSpace& space, std::int64_t hidden, std::int64_t num_tokens,
-                     const float* normed, const Inputs& rounded, PoolThread& thread, int threads)
+ExpertRun::ExpertRun(const Experts& experts, const ExpertPart& part, ExpertSpace& space, std::int64_t hidden,
+                     std::int64_t num_tokens, const float* normed, const Inputs& rounded, float* states,
+                     PoolThread& thread, int threads)
     : e_(experts),
+      part_(part),
       space_(space),
       hidden_(hidden),
       num_tokens_(num_tokens),
-      inner_(experts.down[0].cols),
+      inner_(expert_inner(experts)),
+      shared_inner_(shared_inner(experts)),
       normed_(normed),
       rounded_(rounded),
+      states_(states),
       thread_(thread),
       threads_(threads),
       k_(kernels()),
@@ -153,21 +179,30 @@ ExpertRun::ExpertRun(const Experts& experts, ExpertSpace& space, std::int64_t hi
       out_(space.out.take(0)),
       chosen_(space.chosen.take(0)),
       columns_(space.columns.take(0)),
-      grouped_{space.digits.take(0), space.bf16.take(0)} {}
+      grouped_{space.digits.take(0), space.bf16.take(0)},
+      shared_{space.shared_digits.take(0), space.shared_bf16.take(0)} {}
 
-void ExpertRun::operator()(float* x) {
+// All ranks choose, each for itself: what they choose by is short.
+void ExpertRun::make_states() {
     product(thread_, threads_, e_.router[0], normed_, rounded_, num_tokens_, scores_, e_.router_bias.as<float>());
-    if (!e_.shared_down.empty()) {
-        run_shared();
+    if (shared_inner_ > 0) {
+        make_shared_states();
     }
     thread_.each(num_tokens_, [&](std::int64_t token) { choose(token); });
     thread_.each(1, [&](std::int64_t) { group(); });
     thread_.each(num_tokens_ * e_.top, [&](std::int64_t pair) { gather(pair); });
     multiply(e_.gate_up, e_.gate_up_bias, gathered_, hidden_, gate_up_);
-    const std::int64_t pieces = (inner_ + kPiece - 1) / kPiece;
+    const std::int64_t pieces = (part_.inner.count + kPiece - 1) / kPiece;
     thread_.each(num_tokens_ * e_.top * pieces, [&](std::int64_t piece) { activate(piece, pieces); });
+}
+
+void ExpertRun::add_results(float* x) {
+    thread_.each(states_ == nullptr ? 0 : num_tokens_ * e_.top, [&](std::int64_t pair) { take_states(pair); });
     multiply(e_.down, e_.down_bias, activated_, inner_, out_);
-    thread_.each(num_tokens_, [&](std::int64_t token) { add(token, x + token * hidden_); });
+    if (shared_inner_ > 0) {
+        multiply_shared();
+    }
+    thread_.each(num_tokens_, [&](std::int64_t token) { add(token, x + token * hidden_ + part_.hidden.first); });
 }
 
 // The experts of the highest rank, the first of equal ones, and their shares.
@@ -271,23 +306,25 @@ void ExpertRun::gather(std::int64_t pair) {
     }
 }
 
-// All experts' products in one phase, each with its own columns. All matrices have one shape.
+// All experts' products in one phase, each with its own columns. All matrices have one shape; an expert has the same
+// number of them, one below the other.
 void ExpertRun::multiply(const Stack& weights, const TensorRef& bias, const float* from, std::int64_t cols, float* to) {
+    const auto parts = static_cast<std::int64_t>(weights.size() / e_.down.size());
     const std::int64_t rows = weights[0].rows, some = rows_at_once(weights[0], threads_);
     const std::int64_t turns = (rows + some - 1) / some;
-    thread_.each(static_cast<std::int64_t>(space_.asked.size()) * turns, [&](std::int64_t i) {
-        const AskedExpert& asked = space_.asked[static_cast<std::size_t>(i / turns)];
-        const Weight& weight = weights[static_cast<std::size_t>(asked.expert)];
+    thread_.each(static_cast<std::int64_t>(space_.asked.size()) * parts * turns, [&](std::int64_t i) {
+        const AskedExpert& asked = space_.asked[static_cast<std::size_t>(i / turns / parts)];
+        const std::int64_t part = i / turns % parts;
         const std::int64_t blocks = input_at(asked.first, cols / kBlock), first = i % turns * some;
-        const LinearJob job{weight,
+        const LinearJob job{weights[static_cast<std::size_t>(asked.expert * parts + part)],
                             from + asked.first * cols,
                             cols,
                             grouped_.digits + blocks,
                             grouped_.bf16 + blocks,
                             asked.count,
-                            to + asked.first * rows,
-                            rows,
-                            bias.given() ? bias.as<float>() + asked.expert * bias.stride[0] : nullptr,
+                            to + asked.first * parts * rows + part * rows,
+                            parts * rows,
+                            bias.given() ? bias.as<float>() + asked.expert * bias.stride[0] + part * rows : nullptr,
                             false};
         const std::int64_t end = first + some < rows ? first + some : rows;
         k_.linear(job, first, end, thread_.scratch(k_.linear_scratch(job)));
@@ -295,45 +332,77 @@ void ExpertRun::multiply(const Stack& weights, const TensorRef& bias, const floa
 }
 
 void ExpertRun::activate(std::int64_t piece, std::int64_t pieces) {
-    const std::int64_t column = columns_[piece / pieces], from = piece % pieces * kPiece;
-    const std::int64_t count = inner_ - from < kPiece ? inner_ - from : kPiece;
-    const float* gate = gate_up_ + column * 2 * inner_ + from;
-    float* to = activated_ + column * inner_ + from;
+    const std::int64_t pair = piece / pieces, column = columns_[pair], from = piece % pieces * kPiece;
+    const auto [first, own] = part_.inner;
+    const std::int64_t count = own - from < kPiece ? own - from : kPiece;
+    const float* gate = gate_up_ + column * 2 * own + from;
+    float* to = (states_ == nullptr ? activated_ + column * inner_ : states_ + pair * inner_) + first + from;
     if (e_.alpha != 0) {
-        k_.clamped_swiglu(gate, gate + inner_, e_.alpha, e_.limit, count, to);
+        k_.clamped_swiglu(gate, gate + own, e_.alpha, e_.limit, count, to);
     } else {
-        k_.silu_mul(gate, gate + inner_, count, to);
+        k_.silu_mul(gate, gate + own, count, to);
     }
-    round_inputs(e_.down[0], activated_ + column * inner_, column, from, count, grouped_);
+    if (states_ == nullptr) {
+        round_inputs(e_.down[0], activated_ + column * inner_, column, from, count, grouped_);
+    }
 }
 
-// The expert that every token asks, with a share of its own if it has a gate.
-void ExpertRun::run_shared() {
-    const Weight& down = e_.shared_down[0];
+// What all ranks have made for a pair, in its column.
+void ExpertRun::take_states(std::int64_t pair) {
+    const std::int64_t column = columns_[pair];
+    const float* state = states_ + pair * inner_;
+    if (e_.down[0].rounding() == Rounding::kNone) {
+        std::memcpy(activated_ + column * inner_, state, static_cast<std::size_t>(inner_) * sizeof(float));
+    } else {
+        round_inputs(e_.down[0], state, column, 0, inner_, grouped_);
+    }
+}
+
+// Of the expert that every token asks, with a share of its own if it has a gate.
+void ExpertRun::make_shared_states() {
     if (!e_.shared_gate.empty()) {
         product(thread_, threads_, e_.shared_gate[0], normed_, rounded_, num_tokens_, space_.shared_scores.take(0));
     }
-    product(thread_, threads_, e_.shared_gate_up[0], normed_, rounded_, num_tokens_, gate_up_);
-    thread_.each(num_tokens_, [&](std::int64_t token) {
-        const float* gate = gate_up_ + token * 2 * down.cols;
-        k_.silu_mul(gate, gate + down.cols, down.cols, activated_ + token * down.cols);
-        round_inputs(down, activated_ + token * down.cols, token, 0, down.cols, grouped_);
+    const auto [first, own] = part_.shared_inner;
+    float* half = gate_up_;
+    for (const Weight& weight : e_.shared_gate_up) {
+        run_linear(
+            thread_, threads_,
+            {weight, normed_, weight.cols, rounded_.digits, rounded_.bf16, num_tokens_, half, 2 * own, nullptr, false});
+        half += weight.rows;
+    }
+    float* states = states_ == nullptr ? space_.shared_activated.take(0) : shared_states();
+    thread_.each(num_tokens_, [&, first = first, own = own](std::int64_t token) {
+        const float* gate = gate_up_ + token * 2 * own;
+        float* to = states + token * shared_inner_;
+        k_.silu_mul(gate, gate + own, own, to + first);
+        if (states_ == nullptr) {
+            round_inputs(e_.shared_down[0], to, token, 0, own, shared_);
+        }
     });
-    product(thread_, threads_, down, activated_, grouped_, num_tokens_, space_.shared.take(0));
+}
+
+void ExpertRun::multiply_shared() {
+    const float* states = states_ == nullptr ? space_.shared_activated.take(0) : shared_states();
+    thread_.each(states_ == nullptr ? 0 : num_tokens_, [&](std::int64_t token) {
+        round_inputs(e_.shared_down[0], states + token * shared_inner_, token, 0, shared_inner_, shared_);
+    });
+    product(thread_, threads_, e_.shared_down[0], states, shared_, num_tokens_, space_.shared.take(0));
 }
 
 void ExpertRun::add(std::int64_t token, float* x) const {
+    const std::int64_t own = part_.hidden.count;
     for (std::int64_t place = 0; place < e_.top; ++place) {
         const float share = shares_[token * e_.top + place];
-        const float* out = out_ + columns_[token * e_.top + place] * hidden_;
-        for (std::int64_t i = 0; i < hidden_; ++i) {
+        const float* out = out_ + columns_[token * e_.top + place] * own;
+        for (std::int64_t i = 0; i < own; ++i) {
             x[i] += share * out[i];
         }
     }
-    if (!e_.shared_down.empty()) {
+    if (shared_inner_ > 0) {
         const float share = e_.shared_gate.empty() ? 1.0F : sigmoid(space_.shared_scores.take(0)[token]);
-        const float* out = space_.shared.take(0) + token * hidden_;
-        for (std::int64_t i = 0; i < hidden_; ++i) {
+        const float* out = space_.shared.take(0) + token * own;
+        for (std::int64_t i = 0; i < own; ++i) {
             x[i] += share * out[i];
         }
     }

@@ -112,8 +112,10 @@ class Llama::Run {
         const TeamRoom* room = model.room_.get();
         x_ = (room != nullptr ? room->x : space.x.take(0)) + part.first * s_.hidden;
         attended_ = (room != nullptr ? room->attended : space.attended.take(0)) + part.first * s_.heads * s_.head_dim;
-        inner_ = (room != nullptr ? room->inner : space.inner.take(0)) + part.first * s_.inner;
+        inner_ = (room != nullptr ? room->inner : space.inner.take(0)) + part.first * TeamRoom::inner_of(s_);
         shown_kv_ = share_.links != nullptr ? room->kv + part.first * 2 * s_.kv_heads * s_.head_dim : nullptr;
+        queries_ = room != nullptr ? room->queries + part.first * s_.heads * s_.head_dim : nullptr;
+        keys_ = room != nullptr ? room->keys + part.first * s_.kv_heads * s_.head_dim : nullptr;
         normed_ = space.normed.take(0);
         qkv_ = space.qkv.take(0);
         gate_up_ = space.gate_up.take(0);
@@ -133,6 +135,13 @@ class Llama::Run {
                 norm(layer.input_norm, layer.qkv);
                 product(layer.qkv, normed_, layer.qkv_bias, qkv_, qkv_row(), false);
                 adapt(index, &LoraLayer::qkv, normed_, s_.hidden, qkv_, qkv_row());
+            }
+            if (share_.team != nullptr && m_.normed_together(layer)) {
+                show_heads();
+                meet({{queries_, num_tokens_, s_.heads * s_.head_dim, &m_.host_attended_, false},
+                      {keys_, num_tokens_, s_.kv_heads * s_.head_dim, &m_.host_keys_, false}});
+            }
+            if (share_.kv_heads.count > 0) {
                 place(layer, m_.space_->own[index]);
                 attend(layer, m_.space_->own[index]);
             }
@@ -144,9 +153,7 @@ class Llama::Run {
             adapt(index, &LoraLayer::out, attended_, s_.heads * s_.head_dim, x_, s_.hidden);
             meet({{x_, num_tokens_, s_.hidden, &share_.host_hidden, false}});
             if (!layer.experts.router.empty()) {
-                const Experts& experts = layer.experts;
-                norm(layer.mlp_norm, experts.gate_up);
-                ExpertRun(experts, m_.space_->experts, s_.hidden, num_tokens_, normed_, inputs_, thread_, threads_)(x_);
+                ask_experts(layer);
                 continue;
             }
             norm(layer.mlp_norm, layer.gate_up);
@@ -244,6 +251,18 @@ class Llama::Run {
         });
     }
 
+    void ask_experts(const LlamaLayer& layer) {
+        const Experts& experts = layer.experts;
+        norm(layer.mlp_norm, experts.gate_up);
+        ExpertRun run(experts, expert_part(experts, share_), m_.space_->experts, s_.hidden, num_tokens_, normed_,
+                      inputs_, share_.team != nullptr ? inner_ : nullptr, thread_, threads_);
+        run.make_states();
+        meet({{inner_, num_tokens_ * experts.top, expert_inner(experts), &share_.host_expert_inner, false},
+              {run.shared_states(), num_tokens_, shared_inner(experts), &share_.host_shared_inner, false}});
+        run.add_results(x_);
+        meet({{x_, num_tokens_, s_.hidden, &share_.host_hidden, false}});
+    }
+
     // Of queries, keys and values of a token.
     std::int64_t qkv_row() const { return share_.kv_heads.count * (group() + 2) * s_.head_dim; }
     std::int64_t group() const { return s_.heads / s_.kv_heads; }
@@ -278,6 +297,23 @@ class Llama::Run {
         add_lora(thread_, threads_, step_, {layer, stack, x, cols, y, rows, low_, low_rows_});
     }
 
+    // The own queries and keys, for ranks that norm those of all heads.
+    void show_heads() {
+        const std::int64_t d = s_.head_dim, own = share_.kv_heads.count * d, first = share_.kv_heads.first * d;
+        each(own > 0 ? num_tokens_ : 0, [&](std::int64_t t) {
+            const float* heads = qkv_ + t * qkv_row();
+            std::copy_n(heads, group() * own, queries_ + t * s_.heads * d + group() * first);
+            std::copy_n(heads + group() * own, own, keys_ + t * s_.kv_heads * d + first);
+        });
+    }
+
+    // The own ones of a row's numbers, normed with all of them.
+    void norm_own(const float* all, std::int64_t count, const TensorRef& weight, std::int64_t first, std::int64_t own,
+                  float* space, float* to) {
+        k_.rms_norm(all, weight.as<float>(), s_.eps, count, space);
+        std::copy_n(space + first, own, to);
+    }
+
     // Norms and turns queries and keys where they are, and puts keys and values into their slots.
     void place(const LlamaLayer& layer, const KvPages& kv) {
         const std::int64_t d = s_.head_dim, kv_heads = share_.kv_heads.count, queries = kv_heads * group();
@@ -288,9 +324,13 @@ class Llama::Run {
             const std::int64_t position = step_.positions.as<std::int64_t>()[t];
             const Rope rope{m_.cos_.as<float>() + position * m_.cos_.stride[0],
                             m_.sin_.as<float>() + position * m_.sin_.stride[0], pairs, false};
-            float* space = thread_.scratch(d);
-            const bool together = layer.q_norm.given() && layer.q_norm.shape[0] != d;  // all heads are one row
-            if (together) {
+            const bool together = m_.normed_together(layer);
+            float* space = thread_.scratch(together ? s_.heads * d : d);
+            if (together && share_.team != nullptr) {
+                const std::int64_t first = share_.kv_heads.first * d, q = s_.heads * d, k = s_.kv_heads * d;
+                norm_own(queries_ + t * q, q, layer.q_norm, group() * first, queries * d, space, heads);
+                norm_own(keys_ + t * k, k, layer.k_norm, first, kv_heads * d, space, heads + queries * d);
+            } else if (together) {
                 k_.rms_norm(heads, layer.q_norm.as<float>(), s_.eps, queries * d, heads);
                 k_.rms_norm(heads + queries * d, layer.k_norm.as<float>(), s_.eps, kv_heads * d, heads + queries * d);
             }
@@ -362,7 +402,7 @@ class Llama::Run {
     const int threads_;
     const Kernels& k_;
     std::int64_t num_tokens_;
-    float *x_, *normed_, *qkv_, *attended_, *gate_up_, *inner_, *low_, *shown_kv_;
+    float *x_, *normed_, *qkv_, *attended_, *gate_up_, *inner_, *low_, *shown_kv_, *queries_, *keys_;
     std::int64_t low_rows_;
     Inputs inputs_;
 };
@@ -387,6 +427,7 @@ Llama::Llama(const LlamaSizes& sizes, const Weight& embedding, const Weight& hea
     for (const Span& heads : share_.host_kv_heads) {
         const std::int64_t d = sizes_.head_dim, queries = sizes_.heads / sizes_.kv_heads * d;
         host_attended_.push_back({heads.first * queries, heads.count * queries});
+        host_keys_.push_back({heads.first * d, heads.count * d});
         host_kv_.push_back({heads.first * 2 * d, heads.count * 2 * d});
     }
     if (share_.team != nullptr) {
@@ -395,6 +436,10 @@ Llama::Llama(const LlamaSizes& sizes, const Weight& embedding, const Weight& hea
 }
 
 Llama::~Llama() = default;
+
+bool Llama::normed_together(const LlamaLayer& layer) const {
+    return layer.q_norm.given() && layer.q_norm.ndim == 1 && layer.q_norm.shape[0] != sizes_.head_dim;
+}
 
 void Llama::forward(const TensorRef& hidden, const LlamaStep& step, const std::vector<KvCache>& kv) {
     std::vector<KvPages>& layers = space_->layers;
@@ -438,7 +483,7 @@ void Llama::run(const TensorRef& hidden, const LlamaStep& step, const std::vecto
     space_->bf16.take(num_blocks(n, widest));
     for (const LlamaLayer& layer : layers_) {
         if (!layer.experts.router.empty()) {
-            space_->experts.take(layer.experts, s.hidden, n);
+            space_->experts.take(layer.experts, expert_part(layer.experts, share_), s.hidden, n);
         }
     }
     const std::int64_t parts = share_.team != nullptr && share_.team->stages() > 1 ? std::min(kParts, n) : 1;

@@ -34,6 +34,10 @@ void expect_stack(const Stack& stack, const char* name, std::int64_t rows, std::
     require(found == rows, name, "has another shape");
 }
 
+bool within(const Span& span, std::int64_t all) {
+    return span.first >= 0 && span.count >= 0 && span.first <= all && span.count <= all - span.first;
+}
+
 void expect_ids(const TensorRef& ids, const char* name, std::int64_t low, std::int64_t end) {
     for (std::int64_t i = 0; i < ids.shape[0]; ++i) {
         const std::int64_t id = ids.as<std::int64_t>()[i];
@@ -51,9 +55,10 @@ void Llama::check_model() const {
     require(s.heads % s.kv_heads == 0, "sizes", "have heads that do not share key-value heads");
     require(std::isfinite(s.embedding_scale), "sizes", "have an embedding_scale that is not finite");
     expect_weight(embedding_, "embedding", s.vocab, s.hidden);
+    require(s.asked_inner >= 0 && s.asked_inner <= kMostSize, "sizes", "are no model's");
     for (const auto& [own, all] : {std::pair{share_.kv_heads, s.kv_heads}, std::pair{share_.hidden, s.hidden},
                                    std::pair{share_.inner, s.inner}, std::pair{share_.vocab, s.vocab}}) {
-        require(own.first >= 0 && own.count >= 0 && own.first + own.count <= all, "share", "is not one of this model");
+        require(within(own, all), "share", "is not one of this model");
     }
     if (share_.team != nullptr) {
         const auto layers = static_cast<std::int64_t>(layers_.size());
@@ -74,8 +79,7 @@ void Llama::check_model() const {
         expect_vector(layer.mlp_norm, "mlp_norm", s.hidden);
         expect_stack(layer.qkv, "qkv", qkv_rows, s.hidden);
         expect_stack(layer.out, "out", own_hidden, queries);
-        require(share_.team == nullptr || layer.experts.router.empty(), "share", "is of a model with experts");
-        check_experts(layer.experts, s.hidden);
+        check_experts_share(layer.experts);
         if (layer.experts.router.empty()) {
             expect_stack(layer.gate_up, "gate_up", 2 * share_.inner.count, s.hidden);
             expect_stack(layer.down, "down", own_hidden, s.inner);
@@ -91,10 +95,25 @@ void Llama::check_model() const {
     }
 }
 
-// Both for a head, or both for all heads together, which one rank has.
+// The rank's part is one of this layer's experts, and what a token asks of them has room in the team's memory.
+void Llama::check_experts_share(const Experts& experts) const {
+    check_experts(experts, expert_part(experts, share_), sizes_.hidden);
+    if (share_.team != nullptr && !experts.router.empty()) {
+        const std::int64_t inner = expert_inner(experts), shared = shared_inner(experts);
+        require(within(share_.expert_inner, inner) && within(share_.shared_inner, shared), "share",
+                "is not one of this model");
+        for (std::size_t host = 0; host < share_.host_expert_inner.size(); ++host) {
+            require(within(share_.host_expert_inner[host], inner) && within(share_.host_shared_inner[host], shared),
+                    "share", "is not one of this model");
+        }
+        require(inner <= kMostSize && shared <= kMostSize && experts.top * inner + shared <= sizes_.asked_inner,
+                "sizes", "have too small an asked_inner");
+    }
+}
+
+// Both for a head, or both for all heads together.
 void Llama::check_head_norms(const LlamaLayer& layer) const {
-    const bool together = layer.q_norm.given() && layer.q_norm.ndim == 1 && layer.q_norm.shape[0] != sizes_.head_dim;
-    require(!together || share_.team == nullptr, "share", "is of a model whose heads are normed together");
+    const bool together = normed_together(layer);
     expect_vector(layer.q_norm, "q_norm", together ? sizes_.heads * sizes_.head_dim : sizes_.head_dim, true);
     expect_vector(layer.k_norm, "k_norm", together ? sizes_.kv_heads * sizes_.head_dim : sizes_.head_dim, !together);
 }
@@ -108,11 +127,12 @@ void Llama::check_hosts() const {
     for (const auto& [own, spans, all] :
          {std::tuple{share.kv_heads, &share.host_kv_heads, s.kv_heads},
           std::tuple{share.hidden, &share.host_hidden, s.hidden}, std::tuple{share.inner, &share.host_inner, s.inner},
-          std::tuple{share.vocab, &share.host_vocab, s.vocab}}) {
+          std::tuple{share.vocab, &share.host_vocab, s.vocab},
+          std::tuple{share.expert_inner, &share.host_expert_inner, s.asked_inner},
+          std::tuple{share.shared_inner, &share.host_shared_inner, s.asked_inner}}) {
         require(spans->size() == hosts, "share", "has no span for each host");
         for (const Span& span : *spans) {
-            require(span.first >= 0 && span.count >= 0 && span.first + span.count <= all, "share",
-                    "is not one of this model");
+            require(within(span, all), "share", "is not one of this model");
         }
         if (hosts > 0) {
             const Span& here = (*spans)[static_cast<std::size_t>(share.links->host())];

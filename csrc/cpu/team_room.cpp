@@ -55,8 +55,10 @@ TeamRoom::TeamRoom(const Team& team, const LlamaSizes& sizes, std::int64_t token
     };
     x = floats(tokens, sizes.hidden);
     attended = floats(tokens, sizes.heads * sizes.head_dim);
-    inner = floats(tokens, sizes.inner);
+    inner = floats(tokens, inner_of(sizes));
     kv = floats(tokens, 2 * sizes.kv_heads * sizes.head_dim);
+    queries = floats(tokens, sizes.heads * sizes.head_dim);
+    keys = floats(tokens, sizes.kv_heads * sizes.head_dim);
     hidden = floats(kRows, sizes.hidden);
     logits = floats(kRows, sizes.vocab);
 }
@@ -64,9 +66,9 @@ TeamRoom::TeamRoom(const Team& team, const LlamaSizes& sizes, std::int64_t token
 std::int64_t TeamRoom::bytes(const LlamaSizes& s, std::int64_t tokens, std::int64_t plan_bytes) {
     require(tokens > 0 && plan_bytes > 0, "tokens", "leave no room for a step");
     return lines(sizeof(Header)) + lines(plan_bytes) + lines(volume({4, tokens, s.hidden})) +
-           lines(volume({4, tokens, s.heads, s.head_dim})) + lines(volume({4, tokens, s.inner})) +
-           lines(volume({8, tokens, s.kv_heads, s.head_dim})) + lines(volume({4, kRows, s.hidden})) +
-           lines(volume({4, kRows, s.vocab}));
+           2 * lines(volume({4, tokens, s.heads, s.head_dim})) + lines(volume({4, tokens, inner_of(s)})) +
+           lines(volume({8, tokens, s.kv_heads, s.head_dim})) + lines(volume({4, tokens, s.kv_heads, s.head_dim})) +
+           lines(volume({4, kRows, s.hidden})) + lines(volume({4, kRows, s.vocab}));
 }
 
 void TeamRoom::order_forward(const LlamaStep& step) {

@@ -13,6 +13,10 @@ class TeamRoom {
 
     TeamRoom(const Team& team, const LlamaSizes& sizes, std::int64_t tokens, std::int64_t plan_bytes);
     static std::int64_t bytes(const LlamaSizes& sizes, std::int64_t tokens, std::int64_t plan_bytes);
+    // Floats of a token's inner state, in whatever layer.
+    static std::int64_t inner_of(const LlamaSizes& sizes) {
+        return sizes.inner > sizes.asked_inner ? sizes.inner : sizes.asked_inner;
+    }
 
     // Before a meeting: what all are to do after it. ArgumentError for a step that has no room.
     void order_forward(const LlamaStep& step);
@@ -28,9 +32,11 @@ class TeamRoom {
     LlamaStep step() const;     // kForward
     std::int64_t rows() const;  // kLogits
 
-    // [tokens, hidden], [tokens, heads head_dim], [tokens, inner], [kRows, hidden], [kRows, vocab]
+    // [tokens, hidden], [tokens, heads head_dim], [tokens, inner_of(sizes)], [kRows, hidden], [kRows, vocab]
     float *x = nullptr, *attended = nullptr, *inner = nullptr, *hidden = nullptr, *logits = nullptr;
     float* kv = nullptr;  // [tokens, kv_heads, 2, head_dim]: of a layer, for the front's host
+    // [tokens, heads head_dim], [tokens, kv_heads head_dim]: of a layer that norms those of all heads together
+    float *queries = nullptr, *keys = nullptr;
 
   private:
     struct Header;

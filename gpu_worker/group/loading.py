@@ -83,10 +83,11 @@ def load_group(
 
 
 def _refuse(ranks: int, stages: int, hosts: int, device: str) -> None:
+    asked = "tensor_parallel" if ranks > 1 else "pipeline_parallel"
     if device != "cpu":
-        raise InvalidArgument("tensor_parallel", f"a group runs on CPUs alone, not on {device}: leave it out")
+        raise InvalidArgument(asked, f"a group runs on CPUs alone, not on {device}: leave it out")
     if native.load() is None:
-        raise InvalidArgument("tensor_parallel", f"a group needs the extension: {native.rebuild()}, or leave it out")
+        raise InvalidArgument(asked, f"a group needs the extension: {native.rebuild()}, or leave it out")
     if hosts > 1 and stages > 1:
         raise InvalidArgument("pipeline_parallel", f"stages run on one host alone, not on {hosts}: leave it out")
     if ranks * stages % hosts or ranks * stages < hosts:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from gpu_worker.group.shared_memory import SharedMemory
-from gpu_worker.models.decoders.llama_share import RankPlace
+from gpu_worker.models.decoders.ranks.place import RankPlace
 
 BEATS_PER_LEASE = 8
 STATM = Path("/proc/self/statm")  # the second number: pages in memory

@@ -18,12 +18,14 @@ from gpu_worker.models.checkpoint.locate import locate
 from gpu_worker.models.checkpoint.quantized import open_source
 from gpu_worker.models.checkpoint.weights import ProgressCallback, SafetensorsSource, WeightSource, weight_files
 from gpu_worker.models.converted_weights import converted
-from gpu_worker.models.decoders import gpt, llama, native_llama
+from gpu_worker.models.decoders import gpt, gpt_weights, llama, native_llama
 from gpu_worker.models.decoders.config import LlamaConfig, is_llama_like, is_mixture
 from gpu_worker.models.decoders.decoder import Decoder
 from gpu_worker.models.decoders.gpt_families import is_gpt_like, read_gpt_config
-from gpu_worker.models.decoders.llama_share import RankPlace, refuse_undivided
 from gpu_worker.models.decoders.native_llama import LlamaPacking, NativeLlamaDecoder
+from gpu_worker.models.decoders.ranks.gpt_share import GptShare
+from gpu_worker.models.decoders.ranks.gpt_team import GptTeam
+from gpu_worker.models.decoders.ranks.place import RankPlace
 from gpu_worker.models.fingerprint import CONTENT_FILES, PICTURE_FILES, model_fingerprint
 from gpu_worker.models.gguf import through_transformers
 from gpu_worker.models.gguf.experts import ExpertGgufSource, has_experts
@@ -254,11 +256,9 @@ def _decoder(name: str, path: Path, content: Mapping[str, Any], dtype: torch.dty
             deciding = [path / file for file in DECIDING_FILES if (path / file).exists()]
             return _native(name, source, config, dtype, how, weight_files(path), deciding)
         return llama.LlamaDecoder(config, llama.prepare(source, config, dtype, how.progress), how.ops, how.device)
-    how.native(None)
     if is_gpt_like(content):
-        sizes = read_gpt_config(content)
-        tensors = gpt.prepare(SafetensorsSource(path), sizes, dtype, how.progress)
-        return gpt.GptDecoder(sizes, tensors, how.ops, how.device)
+        return _gpt(path, content, dtype, how)
+    how.native(None)
     if content.get("model_type") not in (*THROUGH_TRANSFORMERS, *PICTURES):
         log.warning("model_type %r is not in the table of supported models", content.get("model_type"))
     from gpu_worker.models.through_transformers.decoder import (
@@ -270,6 +270,17 @@ def _decoder(name: str, path: Path, content: Mapping[str, Any], dtype: torch.dty
 
         return PictureDecoder.load_with_pictures(path, content, dtype, how.ops, how.device)
     return TransformersDecoder.load(path, dtype, how.ops, how.device)
+
+
+def _gpt(path: Path, content: Mapping[str, Any], dtype: torch.dtype, how: "_LoadOptions") -> Decoder:
+    how.refuse_packed()
+    sizes = read_gpt_config(content)
+    share = None if how.place is None else GptShare.of(sizes, how.place)  # before the tensors are read
+    tensors = gpt_weights.prepare(SafetensorsSource(path), sizes, dtype, how.progress)
+    if how.place is None or share is None:
+        return gpt.GptDecoder(sizes, tensors, how.ops, how.device)
+    team = GptTeam(sizes, share, how.place, dtype)
+    return gpt.GptDecoder(sizes, share.cut(tensors, sizes), how.ops, how.device, team)
 
 
 def _native(
@@ -311,18 +322,20 @@ class _LoadOptions:
     def native(self, config: LlamaConfig | None) -> bool:
         """Whether the extension runs this model. InvalidArgument if it does not, but q8 or q4 was asked for."""
         if isinstance(self.ops, NativeCpuOps) and config is not None and native_llama.supports(config):
-            if self.place is not None:
-                refuse_undivided(config)
             return True
         if self.place is not None:
             raise InvalidArgument(
-                "tensor_parallel", "a group runs Llama-like models by the extension on a CPU alone: leave it out"
+                "tensor_parallel",
+                "a group runs models like Llama, by the extension on a CPU, and like GPT alone: leave it out",
             )
+        self.refuse_packed()
+        return False
+
+    def refuse_packed(self) -> None:
         if self.quantization in ("q8", "q4"):
             raise InvalidArgument(
                 "quantization", f"{self.quantization} needs native ops on a CPU and a Llama-like model"
             )
-        return False
 
     def variant(self, decoder: Decoder, packed: bool) -> str:
         """Why this decoder's tokens differ from those of other decoders of the same files; empty if they do not."""

@@ -1,6 +1,6 @@
 """What vLLM's LLM, SamplingParams and generate take and octavo does not have: each name, and what to do instead.
 
-The table is absent.txt. A value that asks for nothing octavo lacks (`pipeline_parallel_size=1`) is accepted. Any other
+The table is absent.txt. A value that asks for nothing octavo lacks (`data_parallel_size=1`) is accepted. Any other
 value is refused by its name: no argument is silently ignored.
 """
 

@@ -26,6 +26,7 @@ class LLMOptions(TypedDict, total=False):
     quantization: str | None
     threads: int
     tensor_parallel: int
+    pipeline_parallel: int
     block_size: int
     kv_cache_dtype: str
     kv_cache_bytes: int | str
@@ -70,6 +71,7 @@ class LLMOptions(TypedDict, total=False):
     max_loras: int | None
     max_cpu_loras: int | None
     tensor_parallel_size: int | None
+    pipeline_parallel_size: int | None
     trust_remote_code: bool
     disable_log_stats: bool
 
@@ -143,6 +145,7 @@ VLLM_NAMES: dict[str, RenamedOption] = {
     "speculative_config": RenamedOption("speculation", _speculation),
     "enable_lora": RenamedOption("adapter_bytes", _adapter_bytes),
     "tensor_parallel_size": RenamedOption("tensor_parallel"),
+    "pipeline_parallel_size": RenamedOption("pipeline_parallel"),
 }
 
 # vLLM's bounds of adapters, and the most that each may say. Memory for adapters is given in bytes here, and any rank of

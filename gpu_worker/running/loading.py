@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gpu_worker.models.checkpoint.weights import ProgressCallback
 from gpu_worker.models.decoders.decoder import Decoder
-from gpu_worker.models.decoders.llama_share import RankPlace
+from gpu_worker.models.decoders.ranks.place import RankPlace
 from gpu_worker.models.loader import LoadedModel, load_model
 from gpu_worker.models.numerics import class_of
 from gpu_worker.models.packed.packed_cache import PackedCache

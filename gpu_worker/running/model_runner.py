@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from gpu_worker.models.decoders.decoder import Decoder
+from gpu_worker.models.decoders.gpt import GptDecoder
 from gpu_worker.models.decoders.native_llama import NativeLlamaDecoder
 from gpu_worker.ops import make_batch
 from gpu_worker.running.adapter_bank import AdapterBank
@@ -146,10 +147,13 @@ class ModelRunner:
             passed = max(0, (end - length) // size - window_blocks) if window_blocks else 0
             yield from map(BlockId, seat.table[passed:])
 
+    @torch.inference_mode()
     def serve(self) -> None:
         """In a rank of a group other than 0: computes its share of the steps of rank 0, until the group is broken."""
         if isinstance(self._decoder, NativeLlamaDecoder):
             self._decoder.serve(self._arena.layers, self._arena.on_device)
+        elif isinstance(self._decoder, GptDecoder):
+            self._decoder.serve(self._arena.layers)
 
     def mirror(self, blocks: Sequence[int]) -> None:
         """In rank 0 of a group on several hosts: sends blocks, as they are now, to the other hosts."""

@@ -18,7 +18,8 @@ class TeamRoom;
 struct LlamaSizes {
     std::int64_t vocab = 0, hidden = 0, inner = 0, heads = 0, kv_heads = 0, head_dim = 0;
     float eps = 0, scale = 0;
-    float embedding_scale = 1;  // what embeddings are multiplied with
+    float embedding_scale = 1;     // what embeddings are multiplied with
+    std::int64_t asked_inner = 0;  // inner states of all the experts that a token asks; 0: there are none
 };
 
 // What one of several ranks computes: the attention of some heads, and some rows of every matrix. No sum is ever split:
@@ -31,9 +32,10 @@ struct LlamaShare {
     std::int64_t tokens = 0, plan_bytes = 0;  // of a step, at most: the same in all ranks
     Span kv_heads;                            // with their query heads
     Span hidden, inner, vocab;
-    Span layers;                 // of its stage
-    HostLinks* links = nullptr;  // null: all ranks are on one host, and the spans of hosts are not looked at
-    std::vector<Span> host_kv_heads, host_hidden, host_inner, host_vocab;
+    Span expert_inner, shared_inner;  // of each expert, and of the one that all tokens ask
+    Span layers;                      // of its stage
+    HostLinks* links = nullptr;       // null: all ranks are on one host, and the spans of hosts are not looked at
+    std::vector<Span> host_kv_heads, host_hidden, host_inner, host_vocab, host_expert_inner, host_shared_inner;
 };
 
 // Matrices one below the other, of any formats that round their inputs alike.
@@ -41,9 +43,9 @@ using Stack = std::vector<Weight>;
 
 // Many MLPs, of which each token asks a few. A layer whose router is empty has none.
 struct Experts {
-    Stack router;                                    // [experts, hidden]
-    TensorRef router_bias;                           // [experts]
-    Stack gate_up, down;                             // of each expert: [2 inner, hidden], [hidden, inner]
+    Stack router;           // [experts, hidden]
+    TensorRef router_bias;  // [experts]
+    Stack gate_up, down;    // of each expert: [2 inner, hidden], or two [inner, hidden]; and [hidden, inner]
     TensorRef gate_up_bias, down_bias;               // [experts, 2 inner], [experts, hidden]
     Stack shared_gate_up, shared_down, shared_gate;  // of one that all tokens ask; the last is [1, hidden], or none
     std::int64_t top = 0;                            // how many experts a token asks
@@ -111,7 +113,7 @@ struct LlamaStep {
 class Llama {
   public:
     // cos, sin f32 [positions, rotated dimensions]. With a share, head and layers have its rows alone: those of its
-    // query heads, then of its keys and of its values; of the gate, then of what it gates. There are no experts then.
+    // query heads, then of its keys and of its values; of each gate, then of what it gates.
     Llama(const LlamaSizes& sizes, const Weight& embedding, const Weight& head, const TensorRef& norm,
           const TensorRef& cos, const TensorRef& sin, std::vector<LlamaLayer> layers, const LlamaShare& share = {});
     ~Llama();
@@ -142,16 +144,18 @@ class Llama {
 
     void check_model() const;
     void check_head_norms(const LlamaLayer& layer) const;
+    void check_experts_share(const Experts& experts) const;
     void check_hosts() const;
     void check(const TensorRef& hidden, const LlamaStep& step, const std::vector<KvPages>& kv) const;
     void run(const TensorRef& hidden, const LlamaStep& step, const std::vector<KvPages>& kv);
+    bool normed_together(const LlamaLayer& layer) const;
     void share_of_logits(std::int64_t rows) const;
     void tell_order() const;
     bool hear_order(const TensorRef& arena);
 
     LlamaSizes sizes_;
     LlamaShare share_;
-    std::vector<Span> host_attended_, host_kv_;  // columns of activations
+    std::vector<Span> host_attended_, host_keys_, host_kv_;  // columns of activations
     Weight embedding_, head_;
     TensorRef norm_, cos_, sin_;
     std::vector<LlamaLayer> layers_;

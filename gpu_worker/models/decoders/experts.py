@@ -44,6 +44,11 @@ class ExpertsConfig:
     shared_inner: int = 0  # of one more that every token asks; 0: there is none
     shared_gated: bool = False  # by a share of its own; else whole
 
+    @property
+    def asked_inner(self) -> int:
+        """How long the inner states of all the experts that a token asks are together."""
+        return self.top * self.inner + self.shared_inner
+
     def __post_init__(self) -> None:
         if not (1 <= self.top <= self.count and self.inner > 0):
             raise ValueError(f"{self.top} of {self.count} experts of {self.inner} rows")

@@ -1,17 +1,12 @@
-"""GPT-like decoders: layer norms, an MLP without a gate, and positions that are learned, rotary or ALiBi.
+"""GPT-like decoders: layer norms, an MLP without a gate, and positions that are learned, rotary or ALiBi."""
 
-`prepare` brings a checkpoint of any of the families into one form: matrices as [out, in], the rows of qkv in the order
-queries, keys, values, and rotated dimensions in halves.
-"""
-
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from gpu_worker.models.checkpoint.weights import CheckpointReader, ProgressCallback, WeightSource
 from gpu_worker.models.decoders.decoder import (
     ElementFunction,
     EncodePicture,
@@ -129,84 +124,39 @@ def alibi_slopes(num_heads: int, bias_max: float = 8.0) -> tuple[float, ...]:
     return tuple(slopes if count == num_heads else (slopes[1::2] + slopes[::2])[:num_heads])
 
 
-ROOT = "transformer."  # which a checkpoint of the model without its head leaves out
-BUFFERS = tuple(f".{name}" for name in ("attn.bias", "attn.masked_bias", "attention.bias", "attention.masked_bias"))
 ACTIVATION_FUNCTIONS: dict[str, ElementFunction] = {
     "gelu": gelu,
     "gelu_tanh": gelu_tanh,
     "relu": functional.relu,
     "silu": silu,
 }
-OF_LAYER = ("input_norm", "q_norm", "k_norm", "out", "mlp_norm", "up", "down")
-OF_MODEL = ("embedding", "positions", "embedding_norm", "norm")
 
 
-def prepare(
-    source: WeightSource, config: GptConfig, dtype: torch.dtype, on_tensor: ProgressCallback
-) -> dict[str, Tensor]:
-    """The decoder's tensors by our names, in `dtype`. BadModel unless the checkpoint has exactly these tensors."""
-    checkpoint = CheckpointReader(source, dtype, on_tensor)
-    root = ROOT if f"{ROOT}{config.names['embedding']}.weight" in checkpoint else ""
-    hidden, width = config.hidden_size, config.num_kv_heads * config.head_dim
-    shapes = {
-        "embedding": (config.vocab_size, hidden),
-        "positions": (config.context_tokens, hidden),
-        **dict.fromkeys(("embedding_norm", "norm", "input_norm", "mlp_norm", "q_norm"), (hidden,)),
-        "k_norm": (width,),
-        "out": (hidden, hidden),
-        "up": (config.intermediate_size, hidden),
-        "down": (hidden, config.intermediate_size),
-        "head": (config.vocab_size, hidden),
-    }
-    tensors: dict[str, Tensor] = {}
+class OnlyRank:
+    """All of a decoder, in one process. Where several share it, each has a GptTeam in the place of this."""
 
-    def read(stored: str, name: str, shape: tuple[int, ...]) -> list[Tensor]:
-        """The weight, and the bias if there is one."""
-        if config.transposed and len(shape) == 2 and name not in (*OF_MODEL, "head"):
-            weight = checkpoint.read_tensor(f"{stored}.weight", shape[::-1]).T.contiguous()
-        else:
-            weight = checkpoint.read_tensor(f"{stored}.weight", shape)
-        return [weight, checkpoint.read_tensor(f"{stored}.bias", shape[:1])] if name in config.biased else [weight]
+    def __init__(self, config: GptConfig) -> None:
+        self.first_kv_head = 0
+        self.num_kv_heads = config.num_kv_heads
+        self._layers = range(config.num_layers)
 
-    def place(prefix: str, name: str, parts: list[Tensor]) -> None:
-        tensors.update(zip((f"{prefix}{name}", f"{prefix}{name}_bias"), parts, strict=False))
+    def forward(self, decoder: "GptDecoder", batch: TokenBatch, kv: Sequence[Tensor]) -> Tensor:
+        """The states of the batch's tokens after all layers."""
+        return decoder.run_layers(self._layers, decoder.embed(batch), batch, kv)
 
-    for name in OF_MODEL:
-        if name in config.names:
-            place("", name, read(root + config.names[name], name, shapes[name]))
-    rows = (hidden + 2 * width,) if len(config.qkv) == 1 else (hidden, width, width)
-    for layer in range(config.num_layers):
-        prefix = f"{root}{config.names['layers']}.{layer}."
-        for name in OF_LAYER:
-            if name in config.names:
-                place(f"{layer}.", name, read(prefix + config.names[name], name, shapes[name]))
-        projections = [read(prefix + name, "qkv", (size, hidden)) for name, size in zip(config.qkv, rows, strict=True)]
-        stacked = [torch.cat(parts) for parts in zip(*projections, strict=True)]
-        place(f"{layer}.", "qkv", [_arranged(part, config) for part in stacked])
-    if not config.tied or "lm_head.weight" in checkpoint:
-        place("", "head", read("lm_head", "head", shapes["head"]))
-        if torch.equal(tensors["head"], tensors["embedding"]):
-            del tensors["head"]
-    checkpoint.check_all_read(lambda name: name.endswith(BUFFERS))
-    return tensors
+    def logits(self, decoder: "GptDecoder", hidden: Tensor) -> Tensor:
+        return decoder.own_logits(hidden)
 
+    def serve(self, decoder: "GptDecoder", kv: Sequence[Tensor]) -> None:
+        """Nothing: there is no rank 0 beside this."""
 
-def _arranged(rows: Tensor, config: GptConfig) -> Tensor:
-    """The weight (or bias) of qkv with its rows in our order."""
-    kv_heads, head_dim = config.num_kv_heads, config.head_dim
-    if config.grouped:
-        groups = rows.view(kv_heads, -1, head_dim, *rows.shape[1:])
-        rows = torch.cat([groups[:, :-2].flatten(0, 2), groups[:, -2].flatten(0, 1), groups[:, -1].flatten(0, 1)])
-    if config.quartered:
-        queries, values, keys = rows.view(4, 3, -1, *rows.shape[1:]).unbind(1)
-        rows = torch.cat((queries, keys, values)).flatten(0, 1)
-    if config.interleaved and config.rope is not None:
-        rotated = torch.arange(config.rope.dim)
-        order = torch.cat((rotated[::2], rotated[1::2], torch.arange(config.rope.dim, head_dim)))
-        heads = rows.view(-1, head_dim, *rows.shape[1:])
-        turned = config.num_heads + kv_heads
-        rows = torch.cat((heads[:turned, order], heads[turned:])).flatten(0, 1)
-    return rows
+    def join(self, name: str, own: Tensor) -> Tensor:
+        """Of all ranks the columns of what has this name, of which these are the own ones."""
+        return own
+
+    def own(self, name: str, joined: Tensor) -> Tensor:
+        """The own columns again."""
+        return joined
 
 
 class GptDecoder:
@@ -220,8 +170,17 @@ class GptDecoder:
     encode_picture: EncodePicture | None = None
     picture_support = NO_PICTURES
 
-    def __init__(self, config: GptConfig, tensors: Mapping[str, Tensor], ops: Ops, device: torch.device) -> None:
+    def __init__(
+        self,
+        config: GptConfig,
+        tensors: Mapping[str, Tensor],
+        ops: Ops,
+        device: torch.device,
+        ranks: OnlyRank | None = None,
+    ) -> None:
+        """`tensors` are those of this process's rank among `ranks`; None: there is one."""
         self.config = config
+        self._ranks = ranks or OnlyRank(config)
         self.vocab_size = config.vocab_size
         self.context_tokens = config.context_tokens
         self.num_layers = config.num_layers
@@ -234,7 +193,9 @@ class GptDecoder:
         self._tensors = {name: tensor.to(device) for name, tensor in tensors.items()}
         self._head = self._tensors.get("head", self._tensors["embedding"])
         self._activate = ACTIVATION_FUNCTIONS[config.activation]
-        alibi = torch.tensor(config.alibi, device=device) if config.alibi else None
+        group = config.num_heads // config.num_kv_heads
+        slopes = config.alibi[self._ranks.first_kv_head * group :][: self._ranks.num_kv_heads * group]
+        alibi = torch.tensor(slopes, device=device) if slopes else None
         layers = list(zip(config.scales, config.windows or (0,) * config.num_layers, strict=True))
         kinds = {kind: AttentionOptions(scale=kind[0], window=kind[1], alibi=alibi) for kind in set(layers)}
         self._options = [kinds[kind] for kind in layers]
@@ -244,13 +205,32 @@ class GptDecoder:
             self._angles = [part.to(device, dtype) for part in config.rope.table(config.context_tokens)]
 
     def forward(self, batch: TokenBatch, kv: Sequence[Tensor], rows: Tensor) -> Tensor:
+        return self._layer_norm(self._ranks.forward(self, batch, kv)[rows], "norm")
+
+    def states(self, forwarded: Tensor, first: int) -> Tensor:
+        return forwarded[first:]
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return self._ranks.logits(self, hidden)
+
+    def serve(self, kv: Sequence[Tensor]) -> None:
+        """In a rank other than 0: computes its share of all that rank 0 does, until the team is broken."""
+        self._ranks.serve(self, kv)
+
+    def own_logits(self, hidden: Tensor) -> Tensor:
+        """Of the tokens of the vocabulary that this rank has."""
+        return self._ops.logits(hidden, self._head, self._tensors.get("head_bias"))
+
+    def embed(self, batch: TokenBatch) -> Tensor:
         x = self._tensors["embedding"][batch.token_ids]
         if "positions" in self._tensors:
             x = x + self._tensors["positions"][batch.positions]
-        x = self._layer_norm(x, "embedding_norm")
+        return self._layer_norm(x, "embedding_norm")
+
+    def run_layers(self, layers: Iterable[int], x: Tensor, batch: TokenBatch, kv: Sequence[Tensor]) -> Tensor:
         angles = [part[batch.positions] for part in self._angles] if self._angles else None
         after_norm = self.config.residual_after_norm
-        for layer in range(self.num_layers):
+        for layer in layers:
             normed = self._layer_norm(x, f"{layer}.input_norm")
             attended = self._attend(layer, normed, kv[layer], batch, angles)
             if self.config.parallel:
@@ -260,33 +240,41 @@ class GptDecoder:
                 x = attended + (normed if after_norm else x)
                 normed = self._layer_norm(x, f"{layer}.mlp_norm")
                 x = self._mlp(layer, normed) + (normed if after_norm else x)
-        return self._layer_norm(x[rows], "norm")
-
-    def states(self, forwarded: Tensor, first: int) -> Tensor:
-        return forwarded[first:]
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        return self._ops.logits(hidden, self._head, self._tensors.get("head_bias"))
+        return x
 
     def _attend(self, layer: int, x: Tensor, kv: Tensor, batch: TokenBatch, angles: list[Tensor] | None) -> Tensor:
-        config, ops = self.config, self._ops
-        projected = self._linear(x, f"{layer}.qkv")
+        config, ranks = self.config, self._ranks
+        width, group = ranks.num_kv_heads * config.head_dim, config.num_heads // config.num_kv_heads
+        projected = self._linear(x, f"{layer}.qkv") if width else x.new_empty((x.shape[0], 0))
         if config.clip_qkv:
             projected = projected.clamp(-config.clip_qkv, config.clip_qkv)
-        width = config.num_kv_heads * config.head_dim
-        parts = list(projected.split((config.hidden_size, width, width), dim=-1))
+        parts = list(projected.split((width * group, width, width), dim=-1))
         for index, name in enumerate(("q_norm", "k_norm")):
-            parts[index] = self._layer_norm(parts[index], f"{layer}.{name}")
-        queries, keys, values = (part.unflatten(-1, (-1, config.head_dim)) for part in parts)
+            if name in config.names:  # of all heads together
+                parts[index] = ranks.own(name, self._layer_norm(ranks.join(name, parts[index]), f"{layer}.{name}"))
+        attended = parts[0]
+        if width:
+            attended = self._attend_heads(parts, kv, batch, angles, self._options[layer])
+        return ranks.join("out", self._linear(ranks.join("attended", attended), f"{layer}.out"))
+
+    def _attend_heads(
+        self,
+        parts: list[Tensor],
+        kv: Tensor,
+        batch: TokenBatch,
+        angles: list[Tensor] | None,
+        options: AttentionOptions,
+    ) -> Tensor:
+        queries, keys, values = (part.unflatten(-1, (-1, self.config.head_dim)) for part in parts)
         if angles is not None:
-            queries = ops.rotary_cache_write(kv, queries, keys, values, angles[0], angles[1], batch)
+            queries = self._ops.rotary_cache_write(kv, queries, keys, values, angles[0], angles[1], batch)
         else:
-            ops.cache_write(kv, keys, values, batch)
-        attended = ops.paged_attention(queries, kv, batch, self._options[layer])
-        return self._linear(attended.reshape(x.shape), f"{layer}.out")
+            self._ops.cache_write(kv, keys, values, batch)
+        return self._ops.paged_attention(queries, kv, batch, options).flatten(1)
 
     def _mlp(self, layer: int, x: Tensor) -> Tensor:
-        return self._linear(self._activate(self._linear(x, f"{layer}.up")), f"{layer}.down")
+        inner = self._ranks.join("inner", self._activate(self._linear(x, f"{layer}.up")))
+        return self._ranks.join("down", self._linear(inner, f"{layer}.down"))
 
     def _linear(self, x: Tensor, name: str) -> Tensor:
         return self._ops.linear(x, self._tensors[name], self._tensors.get(f"{name}_bias"))

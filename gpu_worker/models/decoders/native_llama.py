@@ -15,8 +15,9 @@ from gpu_worker.models.checkpoint.weights import CheckpointReader, ProgressCallb
 from gpu_worker.models.decoders.config import LlamaConfig
 from gpu_worker.models.decoders.decoder import EncodePicture, LoadLora, common_window
 from gpu_worker.models.decoders.llama import FIRST_SOURCES, collect, layers_of
-from gpu_worker.models.decoders.llama_share import LlamaShare, RankPlace
 from gpu_worker.models.decoders.lora_weights import load, support_of
+from gpu_worker.models.decoders.ranks.llama_share import LlamaShare
+from gpu_worker.models.decoders.ranks.place import RankPlace
 from gpu_worker.models.packed.packed_file import PackedFileWriter, Place
 from gpu_worker.models.packed.packed_weights import NativeMatrix, PackedWeights
 from gpu_worker.models.packed.packing import MatrixPacker
@@ -105,6 +106,7 @@ class NativeLlamaDecoder:
             "eps": config.norm_eps,
             "scale": config.attention_scale,
             "embedding_scale": config.embedding_scale,
+            "asked_inner": 0 if config.experts is None else config.experts.asked_inner,
         }
         share = None if place is None else LlamaShare.of(config, place)
         tensors = packed.tensors if share is None else share.cut(packed.tensors, config, extension)
@@ -203,9 +205,13 @@ class NativeLlamaDecoder:
             matrix = tensors[name]
             return (self._extension.Weight(matrix, "f32", *matrix.shape),)
 
+        def parts(name: str) -> tuple[Any, ...]:
+            """Two where a rank has some rows of a gate, and some of what it gates."""
+            return tuple(tensors[part] for part in (name, f"{name}.1") if part in tensors)
+
         shared = {}
         if experts.shared_inner:
-            shared = {name: (tensors[name],) for name in ("shared_gate_up", "shared_down")}
+            shared = {name: parts(name) for name in ("shared_gate_up", "shared_down")}
         if experts.shared_gated:
             shared["shared_gate"] = plain("shared_gate")
         vectors = ("router_bias", "router_correction", "expert_gate_up_bias", "expert_down_bias")
@@ -215,7 +221,7 @@ class NativeLlamaDecoder:
             **{name: tensors[name] for name in vectors if name in tensors},
             **{name: getattr(experts, name) for name in (*settings, *swiglu)},
             "router": plain("router"),
-            "expert_gate_up": tuple(tensors[f"experts.{i}.gate_up"] for i in range(experts.count)),
+            "expert_gate_up": tuple(x for i in range(experts.count) for x in parts(f"experts.{i}.gate_up")),
             "expert_down": tuple(tensors[f"experts.{i}.down"] for i in range(experts.count)),
         }
 

@@ -23,6 +23,9 @@ MEANS = [
     ("dtype", "half", "dtype", "float16"),
     ("quantization", None, "quantization", "auto"),
     ("kv_cache_dtype", "fp8", "kv_cache_dtype", "fp8_e4m3"),
+    ("tensor_parallel_size", 2, "tensor_parallel", 2),
+    ("pipeline_parallel_size", 2, "pipeline_parallel", 2),
+    ("pipeline_parallel_size", None, "pipeline_parallel", 1),
 ]
 
 
@@ -69,7 +72,7 @@ def test_one_setting_under_two_names_is_refused():
 
 
 HARMLESS = {
-    "pipeline_parallel_size": 1,
+    "data_parallel_size": 1,
     "trust_remote_code": True,
     "cpu_offload_gb": 0,
     "revision": None,
@@ -92,7 +95,7 @@ def test_an_argument_that_asks_for_nothing_octavo_lacks_is_accepted():
 @pytest.mark.parametrize(
     ("name", "value", "remedy"),
     [
-        ("pipeline_parallel_size", 2, "an LLM runs its model on one device"),
+        ("data_parallel_size", 2, "an LLM runs its model on one device"),
         ("lora_dtype", "float16", "an adapter has the type of its files"),
         ("cpu_offload_gb", 10, "weights stay on the device; use quantization="),
         ("disable_log_stats", False, "an LLM logs no statistics"),

@@ -348,8 +348,8 @@ def test_what_is_not_there_says_so_by_its_name(llm, model):
 
     with pytest.raises(NotFound, match=r"^tokenizer 'nowhere': "):
         LLM(model=model, tokenizer="nowhere")
-    with pytest.raises(Unimplemented, match=r"^pipeline_parallel_size=2: "):
-        LLM(model=model, pipeline_parallel_size=2)
+    with pytest.raises(Unimplemented, match=r"^data_parallel_size=2: "):
+        LLM(model=model, data_parallel_size=2)
     with pytest.raises(Unimplemented, match=r"^runner='draft': the model generates text"):
         LLM(model=model, runner="draft")
     with pytest.raises(TypeError, match=r"^runner=5: is neither a name nor a runner"):

@@ -5,80 +5,18 @@ a rank computes each of its sums as a whole, from inputs that the ranks share. S
 process, whatever its size, and shares may differ in size.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
 from gpu_worker.models.decoders.config import LlamaConfig
+from gpu_worker.models.decoders.ranks.place import RankPlace, ShareSpan, refuse_small
 from gpu_worker.models.packed.packed_weights import FORMATS, NativeMatrix
 from gpu_worker.models.packed.packing import GROUP_ROWS
-from gpu_worker.ops import native
 from octavo.request.errors import InvalidArgument
-
-PLAN_BYTES_PER_TOKEN = 48  # id, position, slot, and row twice: sampled and scored; and what fills lines
-PLAN_BYTES = 4096
-
-
-class ShareSpan(NamedTuple):
-    first: int
-    num: int
-
-    @classmethod
-    def of(cls, total: int, rank: int, size: int, unit: int = 1) -> Self:
-        """The part of a rank: shares differ by a unit at most, and begin at multiples of it."""
-        units = -(-total // unit)
-        first, end = (min(total, units * place // size * unit) for place in (rank, rank + 1))
-        return cls(first, end - first)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankPlace:
-    """Where a rank stands in its group, and the memory of the group: as many bytes as asked for, in each rank the same.
-
-    A step has at most so many tokens and sequences.
-    """
-
-    rank: int
-    size: int
-    tokens: int
-    sequences: int
-    stages: int = 1  # equally many ranks each, neighbours, compute the same layers
-    host: int = 0  # equally many ranks each are on a host, neighbours
-    hosts: int = 1
-    links: Sequence[int] = ()  # in the first rank of a host: the descriptors of its streams to the others, by host
-    block_size: int
-    patience_s: float  # how long a rank that does not come is waited for
-    team_memory: Callable[[int], Tensor]
-    arena_memory: Callable[[int], Tensor]
-
-    @property
-    def ranks_of_host(self) -> int:
-        return self.size // self.hosts
-
-    @property
-    def ranks_of_stage(self) -> int:
-        return self.size // self.stages
-
-    def team(self, memory: Tensor | None = None) -> Any:
-        """The extension's, of the ranks on this host. Without memory it is that which a rank has mapped already."""
-        if memory is None:
-            memory = self.team_memory(0)
-        extension: Any = native.load()
-        return extension.Team(memory, self.rank % self.ranks_of_host, self.ranks_of_host, self.patience_s, self.stages)
-
-    def plan_bytes(self, context_tokens: int) -> int:
-        """How many bytes the largest step has, without its activations."""
-        table = -(-context_tokens // self.block_size) + 1
-        return PLAN_BYTES + self.tokens * PLAN_BYTES_PER_TOKEN + self.sequences * (4 * table + 8)
-
-
-def refuse_undivided(config: LlamaConfig) -> None:
-    """InvalidArgument for a model of the family that no group runs."""
-    if config.experts is not None:
-        raise InvalidArgument("tensor_parallel", "models with experts are not divided between ranks: leave it out")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +24,8 @@ class LlamaShare:
     kv_heads: ShareSpan
     hidden: ShareSpan
     inner: ShareSpan
+    expert_inner: ShareSpan  # of each expert, and of the one that all tokens ask
+    shared_inner: ShareSpan
     vocab: ShareSpan
     layers: ShareSpan
 
@@ -94,24 +34,21 @@ class LlamaShare:
         """InvalidArgument if some rank would have no rows, or no layers."""
         size = place.ranks_of_stage
         stage, rank = divmod(place.rank, size)
+        inner = inner_sizes(config)
         share = cls(
             kv_heads=ShareSpan.of(config.num_kv_heads, rank, size),
             hidden=ShareSpan.of(config.hidden_size, rank, size, GROUP_ROWS),
-            inner=ShareSpan.of(config.intermediate_size, rank, size, GROUP_ROWS),
+            **{name: ShareSpan.of(total, rank, size, GROUP_ROWS) for name, total in inner.items()},
             vocab=ShareSpan.of(config.vocab_size, place.rank, place.size, GROUP_ROWS),
             layers=ShareSpan.of(config.num_layers, stage, place.stages),
         )
-        if not share.layers.num:
-            raise InvalidArgument(
-                "pipeline_parallel", f"this model has {config.num_layers} layers: give no more stages"
-            )
-        if not all(span.num for span in (share.hidden, share.inner, share.vocab)):
-            raise InvalidArgument("tensor_parallel", f"this model is too small for {place.size} ranks: give fewer")
+        divided = ["hidden", "vocab", *(name for name, total in inner.items() if total)]
+        refuse_small(place, config.num_layers, share.layers, [getattr(share, name) for name in divided])
         return share
 
     def rows(self, config: LlamaConfig) -> dict[str, list[ShareSpan]]:
         """The rows of each matrix of a layer, and of the output projection, by our names."""
-        dim, inner = config.head_dim, self.inner
+        dim = config.head_dim
         group = config.num_heads // config.num_kv_heads
         queries, keys, _ = config.qkv_rows
         own = ShareSpan(self.kv_heads.first * dim, self.kv_heads.num * dim)
@@ -122,9 +59,20 @@ class LlamaShare:
                 ShareSpan(queries + keys + own.first, own.num),
             ],
             "out": [self.hidden],
-            "gate_up": [inner, ShareSpan(config.intermediate_size + inner.first, inner.num)],
+            "gate_up": _twice(self.inner, config.intermediate_size),
             "down": [self.hidden],
             "head": [self.vocab],
+            "expert_down": [self.hidden],
+            "shared_down": [self.hidden],
+            **self._rows_of_experts(config),
+        }
+
+    def _rows_of_experts(self, config: LlamaConfig) -> dict[str, list[ShareSpan]]:
+        if config.experts is None:
+            return {}
+        return {
+            "expert_gate_up": _twice(self.expert_inner, config.experts.inner),
+            "shared_gate_up": _twice(self.shared_inner, config.experts.shared_inner),
         }
 
     def cut(
@@ -135,18 +83,18 @@ class LlamaShare:
         cut: dict[str, Tensor | NativeMatrix] = {}
         stacks: dict[str, list[NativeMatrix]] = {}
         for name in sorted(tensors):  # `0.qkv` before `0.qkv.1`
-            tensor, (layer, stem) = tensors[name], _layer_and_stem(name)
+            tensor, (whole, stem) = tensors[name], _stack_of(name)
             if isinstance(tensor, NativeMatrix) and stem in rows:
-                stacks.setdefault(f"{layer}{stem}", []).append(tensor)
-            elif isinstance(tensor, Tensor) and stem.removesuffix("_bias") in rows:
+                stacks.setdefault(whole, []).append(tensor)
+            elif isinstance(tensor, Tensor) and stem.removesuffix("_bias") in rows:  # of experts: a row for each
                 spans = rows[stem.removesuffix("_bias")]
-                cut[name] = torch.cat([tensor[span.first : span.first + span.num] for span in spans])
+                cut[name] = torch.cat([tensor[..., span.first : span.first + span.num] for span in spans], dim=-1)
             else:
                 cut[name] = tensor
         if "head" not in stacks and isinstance(embedding := tensors["embedding"], NativeMatrix):
             stacks["head"] = [embedding]
         for name, parts in stacks.items():
-            for number, part in enumerate(rows_of(parts, rows[_layer_and_stem(name)[1]], extension)):
+            for number, part in enumerate(rows_of(parts, rows[_stack_of(name)[1]], extension)):
                 cut[f"{name}.{number}" if number else name] = part
         return cut
 
@@ -160,6 +108,8 @@ class LlamaShare:
             "kv_heads": tuple(self.kv_heads),
             "hidden": tuple(self.hidden),
             "inner": tuple(self.inner),
+            "expert_inner": tuple(self.expert_inner),
+            "shared_inner": tuple(self.shared_inner),
             "vocab": tuple(self.vocab),
             "layers": tuple(self.layers),
         }
@@ -175,16 +125,35 @@ class LlamaShare:
         spans: dict[str, list[tuple[int, int]]] = {}
         for first in range(0, place.size, place.ranks_of_host):
             ends = [cls.of(config, replace(place, rank=rank)) for rank in (first, first + place.ranks_of_host - 1)]
-            for name in ("kv_heads", "hidden", "inner", "vocab"):
+            for name in ("kv_heads", "hidden", "inner", "expert_inner", "shared_inner", "vocab"):
                 begin, last = (getattr(share, name) for share in ends)
                 spans.setdefault(f"host_{name}", []).append((begin.first, last.first + last.num - begin.first))
         return spans
 
 
-def _layer_and_stem(name: str) -> tuple[str, str]:
-    """`0.` and `qkv` of `0.qkv.1`."""
+def inner_sizes(config: LlamaConfig) -> dict[str, int]:
+    """How long inner states of a model's MLPs are, by the names of shares; 0: it has none of the kind."""
+    experts = config.experts
+    dense = experts is None or not all(config.expert_layers)
+    return {
+        "inner": config.intermediate_size if dense else 0,
+        "expert_inner": 0 if experts is None else experts.inner,
+        "shared_inner": 0 if experts is None else experts.shared_inner,
+    }
+
+
+def _twice(span: ShareSpan, total: int) -> list[ShareSpan]:
+    """Of a gate, and of what it gates, which lies below it."""
+    return [ShareSpan(0, 2 * total)] if span.num == total else [span, ShareSpan(total + span.first, span.num)]
+
+
+def _stack_of(name: str) -> tuple[str, str]:
+    """A matrix's stack, and what it is: `0.qkv` and `qkv` of `0.qkv.1`, and `expert_down` for each expert's."""
     layer, dot, rest = name.partition(".")
-    return (f"{layer}.", rest.partition(".")[0]) if dot else ("", name)
+    if not dot:
+        return name, name
+    stem, *numbers = rest.split(".")
+    return (name, f"expert_{numbers[-1]}") if stem == "experts" else (f"{layer}.{stem}", stem)
 
 
 def rows_of(parts: Sequence[NativeMatrix], spans: Sequence[ShareSpan], extension: Any) -> list[NativeMatrix]:

@@ -1,0 +1,1 @@
+"""What one rank of a group computes of a decoder."""

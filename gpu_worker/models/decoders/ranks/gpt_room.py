@@ -1,0 +1,100 @@
+"""What the ranks of a GPT-like decoder tell each other, in memory that all of them map."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from gpu_worker.ops import TokenBatch
+
+LOGIT_ROWS = 64  # at once
+LINE = 64  # bytes
+FORWARD, LOGITS = 0, 1  # what rank 0 wants
+
+
+class GptRoom:
+    """An order of rank 0, and activations by name: tensors whose columns are those of all ranks."""
+
+    def __init__(self, memory: Tensor, plan_bytes: int, columns: dict[str, tuple[int, int, torch.dtype]]) -> None:
+        """`memory` has `num_bytes` bytes. `columns` of a name: rows, columns, and their type."""
+        self._header = memory[:LINE].view(torch.int64)
+        self._plan = memory[LINE : LINE + plan_bytes]
+        self.columns: dict[str, Tensor] = {}
+        start = LINE + _lines(plan_bytes)
+        for name, (rows, width, dtype) in columns.items():
+            size = rows * width * dtype.itemsize
+            self.columns[name] = memory[start : start + size].view(dtype).view(rows, width)
+            start += _lines(size)
+
+    @staticmethod
+    def num_bytes(plan_bytes: int, columns: dict[str, tuple[int, int, torch.dtype]]) -> int:
+        sizes = (rows * width * dtype.itemsize for rows, width, dtype in columns.values())
+        return LINE + _lines(plan_bytes) + sum(map(_lines, sizes))
+
+    @property
+    def order(self) -> int:
+        return int(self._header[0])
+
+    @property
+    def num_rows(self) -> int:
+        """Of LOGITS."""
+        return int(self._header[1])
+
+    def order_logits(self, num_rows: int) -> None:
+        self._header[:2] = torch.tensor([LOGITS, num_rows])
+
+    def order_forward(self, batch: TokenBatch) -> None:
+        sizes = [batch.num_tokens, *batch.block_tables.shape]
+        self._header[:4] = torch.tensor([FORWARD, *sizes])
+        given = (batch.token_ids, batch.positions, batch.slots, batch.cu_q, batch.seq_lens, batch.block_tables)
+        for place, values in zip(self._arrays(*sizes), given, strict=True):
+            place.copy_(values)
+
+    def batch(self) -> TokenBatch:
+        """Of FORWARD. Its rows are rank 0's."""
+        token_ids, positions, slots, cu_q, seq_lens, tables = self._arrays(*self._header[1:4].tolist())
+        return TokenBatch(
+            token_ids=token_ids,
+            positions=positions,
+            slots=slots,
+            rows=token_ids.new_empty(0),
+            cu_q=cu_q,
+            seq_lens=seq_lens,
+            block_tables=tables,
+            q_lens=cu_q.diff().tolist(),
+            kv_lens=seq_lens.tolist(),
+        )
+
+    def _arrays(self, num_tokens: int, num_sequences: int, table_width: int) -> list[Tensor]:
+        shapes = [(num_tokens,)] * 3 + [(num_sequences + 1,), (num_sequences,), (num_sequences, table_width)]
+        arrays, start = [], 0
+        for place, shape in enumerate(shapes):
+            dtype = torch.int64 if place < 3 else torch.int32
+            size = math.prod(shape) * dtype.itemsize
+            arrays.append(self._plan[start : start + size].view(dtype).view(shape))
+            start += _lines(size)
+        return arrays
+
+
+def _lines(num_bytes: int) -> int:
+    return -(-num_bytes // LINE) * LINE
+
+
+def cut_batch(batch: TokenBatch, begin: int, end: int) -> TokenBatch:
+    """Some tokens of a step. Earlier tokens of a sequence that is divided are in an earlier part."""
+    starts = batch.cu_q.tolist()
+    there = [s for s in range(len(starts) - 1) if starts[s] < end and starts[s + 1] > begin]
+    first, last = there[0], there[-1] + 1
+    cu_q = batch.cu_q[first : last + 1].clamp(begin, end) - begin
+    seq_lens = batch.seq_lens[first:last] - (batch.cu_q[first + 1 : last + 1] - end).clamp(min=0)
+    return TokenBatch(
+        token_ids=batch.token_ids[begin:end],
+        positions=batch.positions[begin:end],
+        slots=batch.slots[begin:end],
+        rows=batch.rows,
+        cu_q=cu_q,
+        seq_lens=seq_lens,
+        block_tables=batch.block_tables[first:last],
+        q_lens=cu_q.diff().tolist(),
+        kv_lens=seq_lens.tolist(),
+    )

@@ -1,0 +1,74 @@
+"""Where a rank stands in its group, and which part of something is its own."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Self
+
+from torch import Tensor
+
+from gpu_worker.ops import native
+from octavo.request.errors import InvalidArgument
+
+PLAN_BYTES_PER_TOKEN = 48  # id, position, slot, and row twice: sampled and scored; and what fills lines
+PLAN_BYTES = 4096
+
+
+class ShareSpan(NamedTuple):
+    first: int
+    num: int
+
+    @classmethod
+    def of(cls, total: int, rank: int, size: int, unit: int = 1) -> Self:
+        """The part of a rank: shares differ by a unit at most, and begin at multiples of it."""
+        units = -(-total // unit)
+        first, end = (min(total, units * place // size * unit) for place in (rank, rank + 1))
+        return cls(first, end - first)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankPlace:
+    """Where a rank stands in its group, and the memory of the group: as many bytes as asked for, in each rank the same.
+
+    A step has at most so many tokens and sequences.
+    """
+
+    rank: int
+    size: int
+    tokens: int
+    sequences: int
+    stages: int = 1  # equally many ranks each, neighbours, compute the same layers
+    host: int = 0  # equally many ranks each are on a host, neighbours
+    hosts: int = 1
+    links: Sequence[int] = ()  # in the first rank of a host: the descriptors of its streams to the others, by host
+    block_size: int
+    patience_s: float  # how long a rank that does not come is waited for
+    team_memory: Callable[[int], Tensor]
+    arena_memory: Callable[[int], Tensor]
+
+    @property
+    def ranks_of_host(self) -> int:
+        return self.size // self.hosts
+
+    @property
+    def ranks_of_stage(self) -> int:
+        return self.size // self.stages
+
+    def team(self, memory: Tensor | None = None) -> Any:
+        """The extension's, of the ranks on this host. Without memory it is that which a rank has mapped already."""
+        if memory is None:
+            memory = self.team_memory(0)
+        extension: Any = native.load()
+        return extension.Team(memory, self.rank % self.ranks_of_host, self.ranks_of_host, self.patience_s, self.stages)
+
+    def plan_bytes(self, context_tokens: int) -> int:
+        """How many bytes the largest step has, without its activations."""
+        table = -(-context_tokens // self.block_size) + 1
+        return PLAN_BYTES + self.tokens * PLAN_BYTES_PER_TOKEN + self.sequences * (4 * table + 8)
+
+
+def refuse_small(place: RankPlace, num_layers: int, layers: ShareSpan, rows: Sequence[ShareSpan]) -> None:
+    """InvalidArgument if a rank has no layers, or none of some rows."""
+    if not layers.num:
+        raise InvalidArgument("pipeline_parallel", f"this model has {num_layers} layers: give no more stages")
+    if not all(span.num for span in rows):
+        raise InvalidArgument("tensor_parallel", f"this model is too small for {place.size} ranks: give fewer")
