@@ -42,10 +42,14 @@ class RankPool:
         return self
 
     def __exit__(self, *error: object) -> None:
+        self._end_ranks()
+        self._memory.close()
+
+    def _end_ranks(self) -> None:
         for rank in self._ranks:
             with rank:  # closes its pipes, and waits
                 rank.kill()
-        self._memory.close()
+        self._ranks.clear()
 
     @property
     def pids(self) -> list[int]:
@@ -71,7 +75,11 @@ class RankPool:
             rank.stdin.write(task.to_json() + "\n")
             rank.stdin.flush()
         place = tasks[0].place()
-        runner = load_runner(**tasks[0].options, place=place)
+        try:
+            runner = load_runner(**tasks[0].options, place=place)
+        except Exception:
+            self._end_ranks()
+            raise
         watch = [threading.Thread(target=until_done, args=(rank, place.team().break_off)) for rank in others]
         for each in watch:
             each.start()
@@ -81,9 +89,11 @@ class RankPool:
             place.team().break_off()
             for each in watch:
                 each.join()
+            if any(rank.poll() is not None for rank in others):
+                self._end_ranks()
 
     def _start(self) -> "subprocess.Popen[str]":
-        log = (self._directory / f"rank-{len(self._ranks) + 1}.log").open("w")
+        log = (self._directory / f"rank-{len(self._ranks) + 1}.log").open("a")
         with log:
             return subprocess.Popen(
                 [sys.executable, "-c", PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True,

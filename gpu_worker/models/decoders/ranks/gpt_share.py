@@ -8,9 +8,11 @@ from torch import Tensor
 
 from gpu_worker.models.decoders.gpt import GptConfig
 from gpu_worker.models.decoders.ranks.place import RankPlace, ShareSpan, refuse_small
+from gpu_worker.ops.native_cpu import MAX_HEAD_DIM
 from octavo.request.errors import InvalidArgument
 
 UNIT = 16  # rows
+HEAD_UNIT = 8  # numbers, which fill a register
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,9 +25,12 @@ class GptShare:
 
     @classmethod
     def of(cls, config: GptConfig, place: RankPlace) -> Self:
-        """InvalidArgument if some rank would have no rows, or no layers, or if ranks are on several hosts."""
+        """InvalidArgument if some rank would have no rows, or no layers, and for heads or hosts that cannot be."""
         if place.hosts > 1:
             raise InvalidArgument("launcher", "models of GPT's family run on the ranks of one host: leave it out")
+        if config.head_dim % HEAD_UNIT or config.head_dim > MAX_HEAD_DIM:
+            what = f"heads of {config.head_dim} numbers, which are no multiple of {HEAD_UNIT} up to {MAX_HEAD_DIM}"
+            raise InvalidArgument("tensor_parallel", f"{what}, are computed by other ops, all at once: leave it out")
         size = place.ranks_of_stage
         stage, rank = divmod(place.rank, size)
         share = cls(

@@ -1,5 +1,6 @@
 """Whatever a model is made of: ranks compute the logits of one process, to the bit, and leave the same blocks."""
 
+import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from guard.processes import lasting
+import random_models
 from rank_pool import RankPool
 from transformers_types import MIXTURES
 
@@ -26,7 +28,7 @@ SIZES: dict[str, Any] = {
 }
 GPTS = [
     *("gpt2", "gpt2-scaled-by-layer", "gpt2-relu", "gptj", "codegen", "gpt-neo", "bloom", "bloom-normed-residual"),
-    *("falcon-7b", "falcon-40b", "falcon-11b", "falcon-rw", "falcon-sequential", "mpt", "mpt-clipped"),
+    *("falcon-7b", "falcon-40b", "falcon-11b", "falcon-rw", "falcon-sequential", "mpt"),
 ]
 
 
@@ -73,3 +75,31 @@ def test_a_model_like_gpt(
     name: str, tiny: Callable[[str], Any], pool: RankPool, all_logits: Callable[..., torch.Tensor]
 ) -> None:
     check_same(pool, all_logits, tiny(name).directory, 2, dtype="float32")
+
+
+PACKED = ({"dtype": "bfloat16", "quantization": "none"}, {"quantization": "q8"}, {"quantization": "q4"})
+CACHES = ({}, {"kv_cache_dtype": "int8"}, {"kv_cache_dtype": "fp8_e4m3"})
+SHAPES = ((2, 1), (3, 1), (4, 1), (1, 2), (2, 2))  # ranks and stages
+
+
+@pytest.mark.parametrize("kind", random_models.MIXTURES)
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.long), pytest.param(3, marks=pytest.mark.long)])
+def test_random_mixtures(
+    kind: str, seed: int, pool: RankPool, all_logits: Callable[..., torch.Tensor], tmp_path: Path
+) -> None:
+    draw = random.Random(f"{kind} {seed}")
+    model = random_models.save_random(random_models.random_mixture(draw, kind), tmp_path, seed)
+    options = {**draw.choice(PACKED), **draw.choice(CACHES), "threads": draw.randint(1, 2)}
+    check_same(pool, all_logits, model, *draw.choice(SHAPES), **options)
+
+
+@pytest.mark.parametrize("kind", random_models.GPTS)
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.long), pytest.param(3, marks=pytest.mark.long)])
+def test_random_models_like_gpt(
+    kind: str, seed: int, pool: RankPool, all_logits: Callable[..., torch.Tensor], tmp_path: Path
+) -> None:
+    draw = random.Random(f"{kind} {seed}")
+    model = random_models.save_random(random_models.random_gpt(draw, kind), tmp_path, seed)
+    dtype = draw.choice(("float32", "bfloat16", "float16"))
+    options = {"dtype": dtype, **draw.choice(CACHES), "threads": draw.randint(1, 2)}
+    check_same(pool, all_logits, model, *draw.choice(SHAPES), **options)
