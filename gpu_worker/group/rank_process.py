@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Protocol, cast
 
 from gpu_worker.group.rank_task import RankTask
@@ -81,6 +82,12 @@ class RankProcess:
     def kill(self) -> None:
         if self._process is not None:
             self._process.kill()
+
+    def reap(self, most_s: float) -> None:
+        """After `kill`: leaves no zombie. Who would inherit it where this process ends may reap nothing."""
+        if self._process is not None:
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(most_s)
 
     @property
     def _started(self) -> "subprocess.Popen[bytes]":

@@ -32,7 +32,7 @@ def test_an_actor_is_a_host_of_the_group(packages: Path, tmp_path: Path) -> None
     model = folder_llama(tmp_path / "model")
     environment = {
         **os.environ,
-        "PYTHONPATH": f"{ROOT}:{packages}",
+        "PYTHONPATH": f"{ROOT}:{ROOT / 'tests' / 'support'}:{packages}",
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_worker_niceness": "0",
     }

@@ -17,6 +17,7 @@ from live.process import wait_until
 
 SIZES = {"vocab": 64, "hidden": 16, "inner": 16, "heads": 2, "kv_heads": 2, "head_dim": 8, "eps": 1e-5, "scale": 1.0}
 NONE, HALVES = (0, 0), [(0, 32), (32, 32)]
+DIVIDED = ("kv_heads", "hidden", "inner")
 TOKENS, PLAN_BYTES = 8, 4096
 HEAD = struct.Struct("=IIq")  # kind, number, bytes
 ORDER, HIDDEN, BLOCKS = 1, 2, 3
@@ -34,8 +35,8 @@ def follower(extension: ModuleType) -> Iterator[tuple[socket.socket, Any, torch.
     near, far = socket.socketpair()
     team = extension.Team(memory_of(extension), 0, 1, 1.0)
     head, matrix, turns = torch.ones(32, 16), torch.ones(64, 16), torch.ones(16, 4)
-    nothing = {f"host_{name}": [NONE, NONE] for name in ("kv_heads", "hidden", "inner")}
-    own = dict.fromkeys(("kv_heads", "hidden", "inner", "layers"), NONE)
+    nothing = {f"host_{name}": [NONE, NONE] for name in (*DIVIDED, "expert_inner", "shared_inner")}
+    own = dict.fromkeys((*DIVIDED, "layers"), NONE)
     links = extension.HostLinks(team, [far.fileno(), -1], 1)
     room = {"tokens": TOKENS, "plan_bytes": PLAN_BYTES}
     share = {"team": team, "links": links, **room, **own, "vocab": (32, 32), **nothing, "host_vocab": HALVES}

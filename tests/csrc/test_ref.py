@@ -23,6 +23,7 @@ def test_all_ops_have_a_definition(extension):
         "Llama",
         "Lora",
         "Team",
+        "TEAM_BYTES",
         "HostLinks",
         "Kv",
         "KvCache",

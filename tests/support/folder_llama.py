@@ -38,6 +38,11 @@ def save_noisy(model: transformers.PreTrainedModel, folder: Path) -> None:
         if parameter.dim() > 1:
             parameter.data.normal_(std=0.3)
     model.save_pretrained(folder)
+    save_bytes_tokenizer(folder)
+
+
+def save_bytes_tokenizer(folder: Path) -> None:
+    """A tokenizer whose tokens are bytes."""
     tokenizer = tokenizers.Tokenizer(models.BPE(vocab=byte_alphabet(), merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()

@@ -8,7 +8,7 @@ import torch
 import transformers
 
 VOCAB = 257
-NO_ENDS = {"eos_token_id": None, "bos_token_id": None, "pad_token_id": None}
+ENDS = {"eos_token_id": 256, "bos_token_id": None, "pad_token_id": None}
 MIXTURES = ("Mixtral", "Qwen2Moe", "Qwen3Moe", "Olmoe", "Glm4Moe", "GptOss", "MiniMaxM2")
 GPTS = ("GPT2", "GPTJ", "GPTNeo", "Bloom", "Falcon", "Mpt")
 
@@ -32,8 +32,8 @@ def random_mixture(draw: random.Random, kind: str) -> transformers.PretrainedCon
         "topk_group": 1,
         "swiglu_limit": 1.5,
         "rotary_dim": 8,
-        **{name: experts for name in ("num_local_experts", "num_experts", "n_routed_experts")},
-        **NO_ENDS,
+        **dict.fromkeys(("num_local_experts", "num_experts", "n_routed_experts"), experts),
+        **ENDS,
     }
     if kind in ("Olmoe", "Qwen2Moe"):  # whose heads have what the hidden size leaves them
         del sizes["head_dim"]
@@ -54,21 +54,34 @@ def random_gpt(draw: random.Random, kind: str) -> transformers.PretrainedConfig:
         "GPT2": {**old, "n_inner": inner, "activation_function": draw.choice(("relu", "gelu", "silu"))},
         "GPTJ": {**old, "n_inner": inner, "rotary_dim": 8},
         "GPTNeo": {
-            **{"vocab_size": VOCAB, "hidden_size": hidden, "intermediate_size": inner, "num_layers": 2},
-            **{"num_heads": heads, "max_position_embeddings": 2048, "window_size": 40},
+            "vocab_size": VOCAB,
+            "hidden_size": hidden,
+            "intermediate_size": inner,
+            "num_layers": 2,
+            "num_heads": heads,
+            "max_position_embeddings": 2048,
+            "window_size": 40,
             "attention_types": [[["global", "local"], 1]],
         },
         "Bloom": {"vocab_size": VOCAB, "hidden_size": hidden, "n_layer": layers, "n_head": heads},
         "Falcon": {
-            **{**new, "max_position_embeddings": 2048, "bias": draw.random() < 0.5, "parallel_attn": parallel},
-            **{"multi_query": draw.random() < 0.5, "alibi": draw.random() < 0.5},
+            **new,
+            "max_position_embeddings": 2048,
+            "bias": draw.random() < 0.5,
+            "parallel_attn": parallel,
+            "multi_query": draw.random() < 0.5,
+            "alibi": draw.random() < 0.5,
         },
         "Mpt": {
-            **{"vocab_size": VOCAB, "max_seq_len": 2048, "d_model": hidden, "n_layers": layers, "n_heads": heads},
+            "vocab_size": VOCAB,
+            "max_seq_len": 2048,
+            "d_model": hidden,
+            "n_layers": layers,
+            "n_heads": heads,
             "attn_config": {"clip_qkv": 2.0},
         },
     }
-    return getattr(transformers, f"{kind}Config")(**settings[kind], **NO_ENDS)
+    return getattr(transformers, f"{kind}Config")(**settings[kind], **ENDS)
 
 
 def save_random(config: transformers.PretrainedConfig, folder: Path, seed: int = 1) -> Path:

@@ -33,7 +33,10 @@ class RankPool:
         self._ranks: list[subprocess.Popen[str]] = []
         self._memory = ExitStack()
         self._free = [
-            (self._memory.enter_context(SharedMemory.create("team")), self._memory.enter_context(SharedMemory.create("kv")))
+            (
+                self._memory.enter_context(SharedMemory.create("team")),
+                self._memory.enter_context(SharedMemory.create("kv")),
+            )
             for _ in range(MOST_GROUPS)
         ]
         self._all = [memory.descriptor for pair in self._free for memory in pair]

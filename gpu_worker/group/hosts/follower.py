@@ -31,6 +31,7 @@ from octavo.settings.worker import WorkerSettings
 log = logging.getLogger(__name__)
 FRONT = 0
 GONE_STATUS = 1
+REAPED_S = 5.0  # what was killed has ended in milliseconds, unless the kernel holds it
 
 
 async def follow(settings: WorkerSettings, stop: StopRequest) -> int:
@@ -106,6 +107,8 @@ class Follower:
         finally:
             for rank in ranks:
                 rank.kill()
+            for rank in ranks:
+                rank.reap(REAPED_S)
 
     def _relay(self, front: socket.socket, ranks: Sequence[RankProcess], patience_s: float) -> str:
         """Until the front or a rank has ended."""

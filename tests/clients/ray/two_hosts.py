@@ -4,12 +4,12 @@ Prints as JSON whether it says what one process says, and whether its rank is go
 """
 
 import json
-import os
 import sys
 import time
 from typing import Any
 
 import ray
+from guard.processes import exists
 
 from gpu_worker import LLM, SamplingParams
 from gpu_worker.group.hosts.launchers import streams_of
@@ -43,9 +43,9 @@ def main() -> None:
     pid = group.rank_states[1].pid
     group.close()
     until = time.monotonic() + 60
-    while os.path.exists(f"/proc/{pid}") and time.monotonic() < until:
+    while exists(pid) and time.monotonic() < until:
         time.sleep(0.1)
-    print(json.dumps({"same": same, "gone": not os.path.exists(f"/proc/{pid}")}), flush=True)
+    print(json.dumps({"same": same, "gone": not exists(pid)}), flush=True)
     ray.shutdown()
 
 

@@ -1,12 +1,14 @@
 """A model in a folder, and groups that run it."""
 
+import random
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
-from folder_llama import folder_llama
+import random_models
+from folder_llama import folder_llama, save_bytes_tokenizer
 from guard.processes import exists
 
 from gpu_worker.group.group_runner import GroupRunner
@@ -27,13 +29,29 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder_llama(tmp_path_factory.mktemp("model"))
 
 
+@pytest.fixture(scope="session")
+def folders(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Models by their kinds, each made once."""
+    made = {"llama": folder}
+
+    def make(kind: str) -> Path:
+        if kind not in made:
+            draw = random.Random(3)
+            random_of = random_models.random_gpt if kind in random_models.GPTS else random_models.random_mixture
+            made[kind] = random_models.save_random(random_of(draw, kind), tmp_path_factory.mktemp(kind))
+            save_bytes_tokenizer(made[kind])
+        return made[kind]
+
+    return make
+
+
 @pytest.fixture
 def group(folder: Path) -> Iterator[Callable[..., GroupRunner]]:
     """Starts a group of so many ranks. No rank is left when the test ends."""
     with ExitStack() as stack:
 
-        def start(ranks: int, patience_s: float = 20.0, **options: object) -> GroupRunner:
-            runner = load_group(str(folder), ranks=ranks, patience_s=patience_s, **{**SIZES, **options})
+        def start(ranks: int, patience_s: float = 20.0, model: Path = folder, **options: object) -> GroupRunner:
+            runner = load_group(str(model), ranks=ranks, patience_s=patience_s, **{**SIZES, **options})
             stack.callback(lambda pids: gone(pids), runner.rank_pids)
             stack.callback(runner.close)
             return runner

@@ -48,11 +48,12 @@ def check_blocks_travel(alone: Runner, several: Runner, folder: Path) -> None:
     assert said(other) == expected
 
 
-@pytest.mark.parametrize(("ranks", "stages"), [(3, 1), (1, 2)])
+@pytest.mark.parametrize(
+    ("kind", "ranks", "stages"), [("llama", 3, 1), ("llama", 1, 2), ("Olmoe", 2, 1), ("GPTNeo", 2, 1)]
+)
 def test_blocks_come_and_go_between_a_group_and_one_process(
-    group: Callable[..., GroupRunner], folder: Path, ranks: int, stages: int
+    group: Callable[..., GroupRunner], folders: Callable[[str], Path], kind: str, ranks: int, stages: int
 ) -> None:
-    options = {"dtype": "float32", "swap_bytes": 0}
-    check_blocks_travel(
-        load_runner(str(folder), **{**SIZES, **options}), group(ranks, stages=stages, **options), folder
-    )
+    options, folder = {"dtype": "float32", "swap_bytes": 0}, folders(kind)
+    several = group(ranks, stages=stages, model=folder, **options)
+    check_blocks_travel(load_runner(str(folder), **{**SIZES, **options}), several, folder)

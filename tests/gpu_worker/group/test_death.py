@@ -37,6 +37,24 @@ def seconds_until(fails: Callable[[], None], most_s: float = 20.0) -> float:
     return time.monotonic() - began
 
 
+@pytest.mark.parametrize("kind", ["Mixtral", "GPT2"])
+def test_a_rank_that_is_killed_in_a_step_of_experts_or_of_gpt_ends_the_group(
+    group: Callable[..., GroupRunner], folders: Callable[[str], Path], kind: str
+) -> None:
+    """A rank that hangs there is waited for as long as in any step."""
+    for signal_, says in ((signal.SIGKILL, "killed by signal 9"), (signal.SIGSTOP, r"rank 1 (\(pid \d+\) )?has")):
+        runner = group(2, patience_s=0.5, model=folders(kind))
+        llm = LLM(str(folders(kind)), runner=runner)
+        llm.generate("a", SamplingParams(max_tokens=1), use_tqdm=False)
+        threading.Timer(0.2, os.kill, (runner.rank_pids[0], signal_)).start()
+        began = time.monotonic()
+        with pytest.raises(RankFailed, match=says):
+            llm.generate("a", LONG, use_tqdm=False)
+        assert time.monotonic() - began < 10
+        with pytest.raises(RankFailed, match=says):
+            runner.check_device()
+
+
 @pytest.mark.parametrize("idle", [True, False])
 @pytest.mark.parametrize(
     ("signal_", "says"), [(signal.SIGKILL, "killed by signal 9"), (signal.SIGSTOP, r"rank 2 (\(pid \d+\) )?has")]

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from certificates import Certificates
-from guard.processes import descendants, exists, lasting
+from guard.processes import descendants, exists, lasting, state_of
 from live.network_hosts import network_hosts, run, why_none
 from live.process import Process, wait_until
 
@@ -76,11 +76,16 @@ def two_hosts(other_host: OtherHost, folder: Path) -> Iterator[Callable[..., tup
     runners: list[GroupRunner] = []
 
     def start(
-        ranks: int, flags: list[str], tls: ListenerTls | None = None, patience_s: float = 20.0, **options: object
+        ranks: int,
+        flags: list[str],
+        tls: ListenerTls | None = None,
+        patience_s: float = 20.0,
+        model: Path = folder,
+        **options: object,
     ) -> tuple[GroupRunner, Process]:
         streams = meet_hosts(other_host.follow(flags), tls)
         given: dict[str, Any] = {**SIZES, **options}
-        runners.append(load_group(str(folder), ranks=ranks, streams=streams, patience_s=patience_s, **given))
+        runners.append(load_group(str(model), ranks=ranks, streams=streams, patience_s=patience_s, **given))
         return runners[-1], other_host.programs[-1]
 
     yield start
@@ -101,6 +106,21 @@ def test_two_hosts_compute_the_bits_of_one_process(
     states = runner.rank_states
     assert [state.rank for state in states] == [0, 1, 2, 3]
     assert outputs(runner, folder) == expected
+
+
+@pytest.mark.parametrize("kind", ["Olmoe", "Qwen2Moe", pytest.param("GptOss", marks=pytest.mark.long)])
+def test_two_hosts_share_experts(
+    two_hosts: Callable[..., tuple[GroupRunner, Process]], folders: Callable[[str], Path], kind: str
+) -> None:
+    """And heads that are normed together. Who ends a host's program inherits no zombie of a rank."""
+    folder = folders(kind)
+    expected = outputs(load_runner(str(folder), **SIZES), folder)
+    runner, follower = two_hosts(2, ["--insecure"], model=folder)
+    assert outputs(runner, folder) == expected
+    (rank,) = (pid for pid in descendants(follower.pid) if b"group.rank" in Path(f"/proc/{pid}/cmdline").read_bytes())
+    runner.close()
+    wait_until(lambda: not follower.running, 30, "the follower stays")
+    assert state_of(rank) == ""
 
 
 def test_what_another_worker_wrote_is_on_all_hosts(

@@ -20,19 +20,36 @@ from octavo.wire.endpoint import Endpoint
 from .conftest import SIZES
 
 
-def gpt(folder: Path) -> Path:
-    config = transformers.GPT2Config(vocab_size=64, n_embd=32, n_layer=1, n_head=2, n_positions=64)
+def gpt(folder: Path, heads: int = 2) -> Path:
+    config = transformers.GPT2Config(vocab_size=64, n_embd=48, n_layer=1, n_head=heads, n_positions=64)
     transformers.GPT2LMHeadModel(config).save_pretrained(folder)
     return folder
 
 
-def mixture(folder: Path) -> Path:
+def narrow(folder: Path) -> Path:
+    """A head has 12 numbers."""
+    return gpt(folder, heads=4)
+
+
+def through_transformers(folder: Path) -> Path:
+    config = transformers.OPTConfig(
+        vocab_size=64, hidden_size=32, ffn_dim=32, num_hidden_layers=1, num_attention_heads=2, word_embed_proj_dim=32
+    )
+    transformers.OPTForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+def mixture(folder: Path, inner: int = 32) -> Path:
     config = transformers.MixtralConfig(
-        vocab_size=64, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
+        vocab_size=64, hidden_size=64, intermediate_size=inner, num_hidden_layers=1, num_attention_heads=2,
         num_key_value_heads=2, num_local_experts=2, max_position_embeddings=64,
     )  # fmt: skip
     transformers.MixtralForCausalLM(config).save_pretrained(folder)
     return folder
+
+
+def uneven_mixture(folder: Path) -> Path:
+    return mixture(folder, inner=72)
 
 
 def uneven(folder: Path) -> Path:
@@ -44,22 +61,27 @@ def uneven(folder: Path) -> Path:
     ("model", "size", "options", "says"),
     [
         (folder_llama, 4, {"stages": 4}, "this model has 3 layers: give no more stages"),
-        (gpt, 2, {}, "runs Llama-like models by the extension on a CPU alone: leave it out"),
-        (mixture, 2, {}, "models with experts are not divided between ranks: leave it out"),
+        (through_transformers, 2, {}, "runs models like Llama, .* and like GPT alone: leave it out"),
         (folder_llama, 8, {}, "this model is too small for 8 ranks: give fewer"),
         (uneven, 2, {"dtype": "bfloat16", "quantization": "none"}, "rows that are packed together: leave it out"),
+        (mixture, 3, {}, "this model is too small for 3 ranks: give fewer"),
+        (uneven_mixture, 2, {"dtype": "bfloat16", "quantization": "none"}, "rows that are packed together: leave it"),
+        (gpt, 4, {}, "this model is too small for 4 ranks: give fewer"),
+        (gpt, 2, {"stages": 2}, "this model has 1 layers: give no more stages"),
+        (gpt, 2, {"hosts": 2}, "models of GPT's family run on the ranks of one host: leave it out"),
+        (narrow, 2, {}, "heads of 12 numbers, which are no multiple of 8 up to 1024, .*: leave it out"),
     ],
 )
 def test_a_model_that_is_not_divided_is_refused(
     tmp_path: Path, model: Callable[[Path], Path], size: int, options: dict[str, Any], says: str
 ) -> None:
-    stages = options.get("stages", 1)
-    given = {name: value for name, value in {**SIZES, **options}.items() if name != "stages"}
+    shape = {name: options.get(name, 1) for name in ("stages", "hosts")}
+    given = {name: value for name, value in {**SIZES, **options}.items() if name not in shape}
     with SharedMemory.create("team") as team, SharedMemory.create("arena") as arena:
         task = RankTask(
             rank=0,
             size=size,
-            stages=stages,
+            **shape,
             team=team.descriptor,
             arena=arena.descriptor,
             tokens=8,
@@ -67,7 +89,7 @@ def test_a_model_that_is_not_divided_is_refused(
             patience_s=1.0,
             options=SIZES,
         )
-        with pytest.raises(InvalidArgument, match=f"^(tensor|pipeline)_parallel: .*{says}"):
+        with pytest.raises(InvalidArgument, match=f"^(tensor_parallel|pipeline_parallel|launcher): .*{says}"):
             load_runner(str(model(tmp_path / "model")), **given, place=task.place())
 
 

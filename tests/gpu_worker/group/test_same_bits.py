@@ -35,22 +35,33 @@ def outputs(runner: Runner, folder: Path) -> list[Any]:
 
 
 @pytest.mark.parametrize(
-    ("ranks", "stages", "options"),
+    ("kind", "ranks", "stages", "options"),
     [
-        (2, 1, {"dtype": "float32"}),
-        (3, 1, {"dtype": "bfloat16", "quantization": "none", "threads": 2}),
-        (5, 1, {"quantization": "q4", "kv_cache_dtype": "int8"}),  # more ranks than KV heads
-        (1, 3, {"dtype": "float32", "threads": 2}),
-        (2, 2, {"quantization": "q8", "kv_cache_dtype": "int8"}),
-        pytest.param(4, 2, {"dtype": "float32"}, marks=pytest.mark.long),
+        ("llama", 2, 1, {"dtype": "float32"}),
+        ("llama", 3, 1, {"dtype": "bfloat16", "quantization": "none", "threads": 2}),
+        ("llama", 5, 1, {"quantization": "q4", "kv_cache_dtype": "int8"}),  # more ranks than KV heads
+        ("llama", 1, 3, {"dtype": "float32", "threads": 2}),
+        ("llama", 2, 2, {"quantization": "q8", "kv_cache_dtype": "int8"}),
+        pytest.param("llama", 4, 2, {"dtype": "float32"}, marks=pytest.mark.long),
+        ("Qwen2Moe", 3, 1, {"quantization": "q8", "threads": 2}),
+        ("GPTJ", 2, 1, {"dtype": "bfloat16", "kv_cache_dtype": "int8"}),
+        pytest.param("GptOss", 4, 2, {"quantization": "q4"}, marks=pytest.mark.long),
+        pytest.param("Falcon", 4, 2, {"dtype": "float32"}, marks=pytest.mark.long),
     ],
 )
 def test_a_group_computes_the_bits_of_one_process(
-    group: Callable[..., GroupRunner], folder: Path, ranks: int, stages: int, options: dict[str, object]
+    group: Callable[..., GroupRunner],
+    folders: Callable[[str], Path],
+    kind: str,
+    ranks: int,
+    stages: int,
+    options: dict[str, object],
 ) -> None:
+    folder = folders(kind)
     alone = load_runner(str(folder), **{**SIZES, **options})
     expected = outputs(alone, folder)
-    several = group(ranks, stages=stages, **options)
+    several = group(ranks, stages=stages, model=folder, **options)
     assert several.info == replace(alone.info, lora_support=several.info.lora_support)
-    assert "leave --tensor-parallel out" in several.info.lora_support.refusal
+    assert several.info.lora_support.refusal
+    assert alone.info.lora_support.refusal or "leave --tensor-parallel out" in several.info.lora_support.refusal
     assert outputs(several, folder) == expected

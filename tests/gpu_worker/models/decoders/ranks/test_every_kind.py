@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import random_models
 import torch
 from guard.processes import lasting
-import random_models
 from rank_pool import RankPool
 from transformers_types import MIXTURES
 
