@@ -45,7 +45,7 @@ def random_mixture(draw: random.Random, kind: str) -> transformers.PretrainedCon
 
 
 def random_gpt(draw: random.Random, kind: str) -> transformers.PretrainedConfig:
-    heads, layers, inner = draw.randint(2, 5), draw.randint(2, 3), 16 * draw.randint(4, 9)
+    heads, layers, inner = draw.randint(4, 6), draw.randint(2, 3), 16 * draw.randint(4, 9)
     hidden = heads * 16
     old = {"vocab_size": VOCAB, "n_positions": 2048, "n_embd": hidden, "n_layer": layers, "n_head": heads}
     new = {"vocab_size": VOCAB, "hidden_size": hidden, "num_hidden_layers": layers, "num_attention_heads": heads}

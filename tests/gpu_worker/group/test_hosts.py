@@ -125,9 +125,9 @@ def test_two_hosts_share_experts(
 
 def test_a_host_that_ends_leaves_no_zombie(two_hosts: Callable[..., tuple[GroupRunner, Process]]) -> None:
     """Who would inherit it may reap nothing, as Ray's daemons and some first processes of containers do."""
-    _, follower = two_hosts(2, ["--insecure"])
+    runner, follower = two_hosts(2, ["--insecure"])
     (rank,) = ranks_of(follower)
-    os.kill(follower.pid, signal.SIGINT)
+    runner._watch.close()  # as the front does when it ends
     wait_until(lambda: not follower.running, 30, "the follower stays")
     assert state_of(rank) == ""
 
