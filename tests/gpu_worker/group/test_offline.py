@@ -32,5 +32,5 @@ async def test_llm_runs_in_stages(folder: Path) -> None:
 
 
 def test_more_stages_than_layers_are_refused(folder: Path) -> None:
-    with pytest.raises(InvalidArgument, match="^pipeline_parallel: this model has 3 layers: give no more stages"):
+    with pytest.raises(InvalidArgument, match=r"^pipeline_parallel: this model has 3 layers: give no more stages"):
         LLM(str(folder), pipeline_parallel_size=4, **SIZES)
