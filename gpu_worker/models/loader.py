@@ -30,7 +30,7 @@ from gpu_worker.models.gguf.experts import ExpertGgufSource, has_experts
 from gpu_worker.models.gguf.families import read_family
 from gpu_worker.models.gguf.header import GgufHeader
 from gpu_worker.models.gguf.tensors import GgufSource, architecture, read_config
-from gpu_worker.models.model_kind import PICTURES, THROUGH_TRANSFORMERS, refuse_unservable
+from gpu_worker.models.model_kind import PICTURES, THROUGH_TRANSFORMERS, has_encoder, refuse_unservable
 from gpu_worker.models.packed.packed_cache import PackedCache, content_key
 from gpu_worker.models.packed.packing import PACKING, SCHEMES
 from gpu_worker.models.pooling_files import read_pooling
@@ -259,6 +259,8 @@ def _decoder(name: str, path: Path, content: Mapping[str, Any], dtype: torch.dty
         sizes = read_gpt_config(content)
         tensors = gpt.prepare(SafetensorsSource(path), sizes, dtype, how.progress)
         return gpt.GptDecoder(sizes, tensors, how.ops, how.device)
+    if has_encoder(content):
+        return _encoder_decoder(path, dtype, how)
     if content.get("model_type") not in (*THROUGH_TRANSFORMERS, *PICTURES):
         log.warning("model_type %r is not in the table of supported models", content.get("model_type"))
     from gpu_worker.models.through_transformers.decoder import (
@@ -270,6 +272,15 @@ def _decoder(name: str, path: Path, content: Mapping[str, Any], dtype: torch.dty
 
         return PictureDecoder.load_with_pictures(path, content, dtype, how.ops, how.device)
     return TransformersDecoder.load(path, dtype, how.ops, how.device)
+
+
+def _encoder_decoder(path: Path, dtype: torch.dtype, how: "_LoadOptions") -> Decoder:
+    from gpu_worker.models.through_transformers.encoder_decoder import EncoderDecoder
+
+    if how.device.type != "cpu":
+        reason = "models with an encoder have been run on CPUs alone so far: say cpu"
+        raise InvalidArgument("device", reason)
+    return EncoderDecoder.load_with_encoder(path, dtype, how.ops, how.device, how.context_tokens)
 
 
 def _native(

@@ -13,6 +13,7 @@ from gpu_worker.ops.state_format import StateShape
 from octavo.model_files.lora_files import LoraFiles
 from octavo.model_files.lora_support import LoraSupport
 from octavo.pictures.support import PictureSupport
+from octavo.text.encoded_prompt import EncoderSupport
 
 LoadLora = Callable[[LoraFiles], Lora]  # raises BadModel
 
@@ -33,6 +34,8 @@ class EncodePicture(Protocol):
     def __call__(self, pixels: bytes, height: int, width: int) -> Tensor:
         """[placeholders, num_states * hidden size]; the pixels have three bytes each."""
         ...
+EncodeTokens = Callable[[Sequence[int]], Tensor]  # a row for each token
+EncodePicture = Callable[[bytes, int, int], Tensor]  # pixels, height, width; a row for each placeholder
 
 
 class Decoder(Protocol):
@@ -57,6 +60,9 @@ class Decoder(Protocol):
 
     encode_picture: EncodePicture | None  # any thread may call it; None: batches have no pictures
     picture_support: PictureSupport  # which pictures these are, or why there are none
+
+    encode: EncodeTokens | None  # what an encoder gives, which batches then have; None: there is no encoder
+    encoder_support: EncoderSupport  # how prompts are made for it
 
     def forward(self, batch: TokenBatch, kv: Sequence[Tensor], rows: Tensor) -> Tensor:
         """Runs all tokens of the batch and writes their keys and values into `kv`: a tensor for each layer, and
