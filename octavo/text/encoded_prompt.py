@@ -31,6 +31,10 @@ class EncoderSupport:
         """How many tokens of a prompt the encoder reads."""
         return num_prompt - len(self.start) if self.start else 0
 
+    def num_given(self, num_prompt: int) -> int:
+        """How many tokens of a prompt are those that a client gave, whether the model has an encoder or not."""
+        return num_prompt - len(self.start)
+
     def prompt_of(self, token_ids: Sequence[int], field: str) -> list[int]:
         """The prompt of a sequence whose encoder reads these tokens. Raises InvalidArgument if they are too many."""
         if self.exists and not token_ids:

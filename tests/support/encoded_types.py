@@ -102,8 +102,8 @@ class TinyEncoded:
     @torch.inference_mode()
     def generate(self, encoded: list[int], count: int, **given: object) -> list[int]:
         """The output of Transformers' own generate, past the tokens by which the decoder starts."""
-        options = {"do_sample": False, "num_beams": 1, "max_new_tokens": count + 1, "eos_token_id": None}
+        options = {"do_sample": False, "num_beams": 1, "max_new_tokens": count + len(self.start) - 1}
         # Its cache has as many layers as the encoder. Nothing here has the end token forced upon it.
-        options |= {"use_cache": False, "forced_eos_token_id": None, **given}
+        options |= {"eos_token_id": None, "use_cache": False, "forced_eos_token_id": None, **given}
         found = self.model.generate(input_ids=torch.tensor([encoded]), **options)[0].tolist()
         return found[len(self.start) :][:count]
