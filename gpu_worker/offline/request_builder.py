@@ -191,6 +191,7 @@ class RequestBuilder:
             decode=self._decode_token if given.detokenize else lambda _: None,
             salt=info.encoder.salt_of(prompt.salt, token_ids),
             pictures=prompt.pictures,
+            num_given=info.encoder.num_given(len(token_ids)),
         )
 
     def _truncated(self, token_ids: list[int], params: OfflineParams) -> list[int]:
