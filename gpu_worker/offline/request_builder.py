@@ -169,12 +169,12 @@ class RequestBuilder:
         if prompt.pictures.placed and given.truncate_prompt_tokens is not None:
             raise InvalidArgument("truncate_prompt_tokens", "does not go with pictures; leave it out")
         if info.encoder.exists and given.truncate_prompt_tokens is not None:
-            raise InvalidArgument("truncate_prompt_tokens", "does not go with a model that has an encoder; leave it out")
+            raise InvalidArgument(
+                "truncate_prompt_tokens", "does not go with a model that has an encoder; leave it out"
+            )
         token_ids = info.encoder.prompt_of(self._truncated(token_ids, given), prompt.argument)
         context = info.encoder.context_for(len(token_ids), info.context_tokens)
-        validation.validate_prompt(
-            token_ids, vocab_size=info.vocab_size, context_tokens=context, field=prompt.argument
-        )
+        validation.validate_prompt(token_ids, vocab_size=info.vocab_size, context_tokens=context, field=prompt.argument)
         info.pictures.check_prompt(token_ids, prompt.pictures.placed, prompt.argument)
         resolved = sampling_validation.resolve(
             sampling,

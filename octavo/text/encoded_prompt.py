@@ -1,4 +1,4 @@
-"""Prompts of models with an encoder (T5, BART): what the encoder reads, and then the tokens by which the decoder starts.
+"""Prompts of models with an encoder (T5, BART): what the encoder reads, then the tokens by which the decoder starts.
 
 The encoder reads all of its tokens at once, and each of them changes what it gives for all others. So blocks of such a
 prompt are of use to equal prompts alone, and the salt of their hashes has a digest of the whole prompt.

@@ -13,8 +13,8 @@ from octavo.request.ids import Incarnation
 from octavo.request.record import Record, WorkerRole
 from octavo.request.sampling import SamplingParams
 from octavo.store.calls import WorkerLimits
-from octavo.text.stop import TextStream
 from octavo.text.encoded_prompt import NO_ENCODER, EncoderSupport
+from octavo.text.stop import TextStream
 from octavo.text.tokenizers.tokenizer import AnyTokenizer, Tokenizer, open_tokenizer
 
 log = logging.getLogger(__name__)

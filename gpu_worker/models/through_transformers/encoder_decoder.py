@@ -22,8 +22,7 @@ from transformers.modeling_utils import AttentionInterface
 
 from gpu_worker.models.decoders.decoder import by_registers
 from gpu_worker.models.through_transformers.decoder import CHECK_BLOCK, CHECK_TOLERANCE, TransformersDecoder
-from gpu_worker.models.through_transformers.encoder_step import Encoding, EncoderStep
-from gpu_worker.models.through_transformers.encoder_step import PositionBias, Role
+from gpu_worker.models.through_transformers.encoder_step import EncoderStep, Encoding, PositionBias, Role
 from gpu_worker.ops import AttentionOptions, Ops, TokenBatch, make_batch
 from gpu_worker.ops.batch import EncodedRows
 from gpu_worker.ops.kv_format import KvShape

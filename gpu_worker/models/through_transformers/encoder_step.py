@@ -13,7 +13,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from gpu_worker.ops import AttentionOptions, Ops, TokenBatch, kv_format
-from gpu_worker.ops.batch import EncodedRows
 
 ENCODER_TILE = 256  # tokens whose scores an encoder with biases makes at once
 LEAST_DISTANCES = 512  # of which biases are made at once; always whole registers, so a distance has one bias
@@ -23,7 +22,7 @@ class PositionBias:
     """The biases of T5's scores, by head and by how far a key is from its query."""
 
     def __init__(self, compute: Callable[..., Tensor]) -> None:
-        """`compute` makes those of some queries after so many tokens, and of all keys: [1, num_heads, queries, keys]."""
+        """`compute` makes those of queries after so many tokens, and of all keys: [1, num_heads, queries, keys]."""
         self._compute = compute
         self._before: Tensor | None = None  # [num_heads, n]: of keys n - 1 … 0 tokens before the query
 
@@ -91,7 +90,7 @@ class EncoderStep:
         options: dict[Any, AttentionOptions],
         filler: int,
     ) -> None:
-        """`rows` are the tokens of the batch whose logits are wanted. Raises ValueError unless they are the decoder's."""
+        """`rows` are the tokens of the batch whose logits are wanted. ValueError unless they are the decoder's."""
         if batch.encoded is None:
             raise ValueError("the batch does not say what the encoder has read")
         self._ops, self._kv, self._options = ops, kv, options

@@ -148,9 +148,9 @@ async def test_a_model_with_an_encoder_gets_the_tokens_that_start_its_decoder(en
     ENCODER.check_sequence(new.prompt, new.salt, sampling_from_bytes(new.sampling))
     other = (await encoding.prepare(message(text=b"abd"))).new
     assert other.salt != new.salt
-    assert await encoding.read_prompt(inference_pb2.TokenizeRequest(text=b"abc"), encoding.models.find_by_name(None)) == [
-        *b"abc"
-    ]
+    assert await encoding.read_prompt(
+        inference_pb2.TokenizeRequest(text=b"abc"), encoding.models.find_by_name(None)
+    ) == [*b"abc"]
 
 
 @pytest.mark.parametrize(

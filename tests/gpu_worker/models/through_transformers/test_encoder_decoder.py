@@ -116,7 +116,9 @@ def test_bits_are_those_of_decodes_alone_whatever_runs_beside(name, options, enc
     model, runner = encoded(name), load(encoded(name).directory, **options)
     assert runner.info.piece_invariant
     rng = random.Random(len(name))
-    sequences = [(text(length, length), [*model.start, *text(count, 3)]) for length, count in ((29, 41), (9, 5), (60, 17))]
+    sequences = [
+        (text(length, length), [*model.start, *text(count, 3)]) for length, count in ((29, 41), (9, 5), (60, 17))
+    ]
     read, decoded = sequences[0]
     end, first = len(read) + len(decoded), len(read) + len(model.start)
     alone = run(runner, sequences[:1], [[(0, 0, first)], *([(0, p, p + 1)] for p in range(first, end))])[0]
