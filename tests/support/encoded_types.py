@@ -1,4 +1,4 @@
-"""Tiny models with an encoder, one or more for each `model_type` that is served, in memory for reference and on disk."""
+"""Tiny models with an encoder, one or more for each `model_type` that is served: in memory for reference, on disk."""
 
 import json
 from pathlib import Path
@@ -37,7 +37,7 @@ T5 = {
     "decoder_start_token_id": 0,
 }
 GATED = {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
-# By a name for the test: the class of the configuration (without "Config"), its fields, those of generation_config.json.
+# By a name for the test: the class of the configuration (without "Config"), its fields, and generation_config.json.
 ENCODED_TYPES: dict[str, tuple[str, dict, dict]] = {
     "bart": ("Bart", {**BART, "tie_word_embeddings": False}, {"forced_bos_token_id": 0}),
     "bart-scaled": ("Bart", {**BART, "scale_embedding": True, "activation_function": "relu"}, {}),

@@ -143,7 +143,8 @@ class EncoderDecoder(TransformersDecoder):
         """Has layers compute what depends on each token alone, and the decoder's positions be those of the step."""
         model = cast("Any", self._model)
         head = model.get_output_embeddings()
-        for name, module in model.named_modules():
+        for name, each in model.named_modules():
+            module: Any = each
             if type(module) is nn.Linear and module is not head:
                 parent, _, own = name.rpartition(".")
                 of_encoded = parent.endswith(CROSS) and own in MADE_OF_ENCODED

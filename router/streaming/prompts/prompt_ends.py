@@ -20,11 +20,9 @@ def encoded_text(text: str, request: Prompted, model: ServedModel) -> list[int]:
 
 
 def refuse_encoded(field: str, model: ServedModel) -> None:
-    """Raises InvalidArgument if the model has an encoder, for which a prompt has no beginning that others could have."""
+    """Raises InvalidArgument if the model has an encoder, for which no prompt is the beginning of another."""
     if model.encoder.exists:
-        raise InvalidArgument(
-            field, f"{model.name} encodes its prompts whole, and none begins with another: leave it out"
-        )
+        raise InvalidArgument(field, f"{model.name} encodes prompts whole, and none begins with another: leave it out")
 
 
 def with_beginning(token_ids: list[int], request: Prompted, model: ServedModel) -> list[int]:

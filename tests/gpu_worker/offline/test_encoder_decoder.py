@@ -1,4 +1,4 @@
-"""LLM of a model with an encoder gives the tokens of Transformers' own generate, and refuses by name what it has not."""
+"""LLM of a model with an encoder gives the tokens of Transformers' generate, and refuses by name what it has not."""
 
 from collections.abc import Iterator
 

@@ -171,7 +171,7 @@ async def test_what_does_not_go_with_an_encoder_is_named(encoding, request_, fie
 
 
 async def test_no_prefix_of_a_model_with_an_encoder_gets_a_name(encoding):
-    with pytest.raises(InvalidArgument, match="^text: name encodes its prompts whole"):
+    with pytest.raises(InvalidArgument, match=r"^text: name encodes prompts whole"):
         await encoding.beginning(encoding.models.find_by_name(None), "once", is_system=False)
 
 

@@ -206,7 +206,7 @@ def test_the_encoder_runs_once_for_a_prompt_in_pieces(encoded, load):
 
 def test_what_is_not_served_is_refused_by_name(encoded, load, tmp_path, monkeypatch):
     model = encoded("bart")
-    with pytest.raises(InvalidArgument, match="^quantization: q8"):
+    with pytest.raises(InvalidArgument, match=r"^quantization: q8"):
         load(model.directory, quantization="q8")
     for attribute, value, what in (
         ("decoder_start_token_id", 264, "decoder_start_token_id 264"),
