@@ -62,7 +62,7 @@ class TinyEncoded:
         kind, options, generation = ENCODED_TYPES[name]
         torch.manual_seed(len(name))
         self.directory = directory / name
-        config = getattr(transformers, f"{kind}Config")(**options, **sizes)
+        config = getattr(transformers, f"{kind}Config")(**{**options, **sizes})
         self.model = transformers.AutoModelForSeq2SeqLM.from_config(config).eval()
         for parameter in self.model.parameters():
             if parameter.dim() == 1:
