@@ -16,6 +16,7 @@ from octavo.pictures.support import PictureSupport
 from octavo.text.encoded_prompt import EncoderSupport
 
 LoadLora = Callable[[LoraFiles], Lora]  # raises BadModel
+EncodeTokens = Callable[[Sequence[int]], Tensor]  # a row for each token
 
 
 class EncodePicture(Protocol):
@@ -34,8 +35,6 @@ class EncodePicture(Protocol):
     def __call__(self, pixels: bytes, height: int, width: int) -> Tensor:
         """[placeholders, num_states * hidden size]; the pixels have three bytes each."""
         ...
-EncodeTokens = Callable[[Sequence[int]], Tensor]  # a row for each token
-EncodePicture = Callable[[bytes, int, int], Tensor]  # pixels, height, width; a row for each placeholder
 
 
 class Decoder(Protocol):

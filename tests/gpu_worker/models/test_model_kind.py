@@ -30,8 +30,6 @@ REFUSED = [
     ("t5", "T5EncoderModel", {}, "T5EncoderModel is no encoder-decoder with an output"),
     ("bart", "BartForCausalLM", {"is_encoder_decoder": False}, "this bart is the decoder of an encoder-decoder alone"),
     ("mt5", "MT5ForConditionalGeneration", quantized(quant_method="awq"), "this mt5 has an"),
-    ("gemma3", "XForConditionalGeneration", {"text_config": {"model_type": "gemma3_text"}}, "alone, .* gemma3_text$"),
-    ("of-nobody", "XForConditionalGeneration", {"vision_config": {}}, "octavo serves models of text$"),
     ("of-nobody", "XForConditionalGeneration", {}, "XForConditionalGeneration predicts no next token"),
     ("hrm_text", "HrmTextForCausalLM", {}, "its layers run several times for a token"),
     ("any", "AnyForCausalLM", {"layer_types": ["minimax_m3_sparse"]}, "layers of kind minimax_m3_sparse, whose choice"),
