@@ -12,6 +12,7 @@ from transformers import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from gpu_worker.models.model_kind import (
+    ENCODED,
     ENCODER_DECODERS,
     ENCODERS,
     MODALITIES,
@@ -37,6 +38,7 @@ EXPECTED = {
     "gpt": {name for name, decoder in OWN_DECODERS.items() if decoder == "gpt"},
     "transformers": set(THROUGH_TRANSFORMERS),
     "pictures": set(PICTURES),
+    "encoded": set(ENCODED),
     "encoders": set(ENCODERS),
     "encoder-decoders": set(ENCODER_DECODERS),
     "modalities": set(MODALITIES),
@@ -49,7 +51,7 @@ EXPECTED = {
 }
 
 
-SERVED = ("llama", "gpt", "transformers")
+SERVED = ("llama", "gpt", "transformers", "encoded")
 BY_CONFIGURATION = ("own attention", "drafting")  # refused, though the code has no such list
 REFUSED = ("encoders", "encoder-decoders", "modalities", "recurrent", *BY_CONFIGURATION)
 NOT_REFUSED_BY_DEFAULT: dict[str, dict[str, Any]] = {  # or not to be made by default

@@ -244,5 +244,6 @@ def checked_sequence(admission: Admission, info: RunnerInfo) -> Sequence:
         eos_token_ids=info.eos_token_ids,
     )
     info.pictures.check_prompt(admission.prompt, parse_pictures(admission.pictures))
+    info.encoder.check_sequence(admission.prompt, admission.salt, admission.sampling)
     root = hashing.root_key(info.fingerprint, info.layout, admission.lora, admission.salt, info.numerics)
     return Sequence.from_admission(admission, root=root, now=time.monotonic())

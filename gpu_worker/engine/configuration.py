@@ -121,6 +121,9 @@ def build_draft_model(settings: WorkerSettings, info: RunnerInfo) -> DraftModel 
         kv_cache_bytes=DRAFT_CACHE_BYTES,
         swap_bytes=0,
     )
+    if info.encoder.exists or runner.info.encoder.exists:
+        what = "models with an encoder are neither guessed for nor guess themselves: leave it out"
+        raise InvalidArgument("draft_model", what)
     if runner.info.keeps_state:
         message = f"{settings.draft_model} has recurrent layers, whose state cannot go back: give a model without them"
         raise InvalidArgument("draft_model", message)

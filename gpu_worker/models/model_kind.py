@@ -17,11 +17,12 @@ ENCODERS = (
     *("rembert", "roberta", "roberta-prelayernorm", "roc_bert", "roformer", "xlm-roberta", "xlm-roberta-xl", "xmod"),
 )
 
-# Models of an encoder and a decoder, also where a checkpoint has the decoder alone.
-ENCODER_DECODERS = (
-    *("bart", "bigbird_pegasus", "blenderbot", "blenderbot-small", "marian", "mbart", "mvp", "pegasus", "plbart"),
-    *("prophetnet", "t5", "trocr", "whisper"),
-)
+# Models of text with an encoder and a decoder: gpu_worker/models/through_transformers/encoder_decoder.py.
+ENCODED = ("bart", "blenderbot", "blenderbot-small", "marian", "mbart", "mt5", "pegasus", "plbart", "t5", "umt5")
+
+# Other models of an encoder and a decoder.
+ENCODER_DECODERS = ("bigbird_pegasus", "led", "mvp", "prophetnet", "trocr", "whisper")
+CONDITIONAL_CLASSES = ("ForConditionalGeneration", "MTModel")  # ends of class names of both with an output projection
 
 # Models that take or give images or sound beside text.
 MODALITIES = (
@@ -77,6 +78,11 @@ CHOOSING_LAYERS = (  # kinds of layers where a query does not see all keys, or a
 )
 
 
+def has_encoder(config: Mapping[str, Any]) -> bool:
+    """Whether it is a model of an encoder and a decoder that octavo serves."""
+    return config.get("model_type") in ENCODED
+
+
 def refuse_unservable(name: str, config: Mapping[str, Any]) -> None:
     """BadModel, with the reason, if the content of config.json says that octavo cannot serve this model.
 
@@ -92,8 +98,11 @@ def _reason(config: Mapping[str, Any]) -> str:
     kind = config.get("model_type") or "a model without model_type"
     if kind in MODALITIES:
         return _text_alone(kind, config)
+    if kind in ENCODED:
+        return _with_encoder(kind, config)
     if config.get("is_encoder_decoder") or kind in ENCODER_DECODERS:
-        return f"{kind} is an encoder-decoder, or the decoder of one; octavo serves models that are decoders alone"
+        served = ", ".join(ENCODED)
+        return f"{kind} is an encoder-decoder, or the decoder of one; octavo serves those of the kinds {served}"
     if kind in ENCODERS and not config.get("is_decoder"):
         return f"{kind} is an encoder (is_decoder is not set): it fills gaps and predicts no next token"
     if kind in PICTURES:
@@ -120,6 +129,17 @@ def _reason(config: Mapping[str, Any]) -> str:
         return ""
     is_read = is_llama_like(config) or is_mixture(config)
     return quantization.find_obstacle(config) or ("" if is_read else _only_llama(kind))
+
+
+def _with_encoder(kind: str, config: Mapping[str, Any]) -> str:
+    """Why a model with an encoder is refused; empty if it is not."""
+    classes = config.get("architectures") or []
+    if config.get("is_encoder_decoder") is False:
+        return f"this {kind} is the decoder of an encoder-decoder alone (is_encoder_decoder is false); use the whole"
+    if classes and not any(str(name).endswith(CONDITIONAL_CLASSES) for name in classes):
+        named = ", ".join(map(str, classes))
+        return f"{named} is no encoder-decoder with an output; those have a class …ForConditionalGeneration"
+    return _only_llama(kind) if config.get("quantization_config") is not None else ""
 
 
 def _recurrent_layers(kind: str, config: Mapping[str, Any]) -> str:

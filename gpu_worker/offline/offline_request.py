@@ -92,13 +92,18 @@ class OfflineRequest:
         decode: TokenDecoder = lambda _: None,
         salt: str = "",
         pictures: ShownPictures = NOTHING_SHOWN,
+        num_given: int | None = None,
     ) -> None:
-        """`argument` is the argument that the request was made of, such as prompts[3]. `params` are concrete."""
+        """`argument` is the argument that the request was made of, such as prompts[3]. `params` are concrete.
+
+        `num_given`: how many tokens of the prompt the caller gave; None: all.
+        """
         self.argument = argument
         self.prompt_token_ids = prompt_token_ids
         self.params = params
         self.salt = salt
         self.pictures = pictures
+        self._num_given = num_given
         self.priority = 0  # lower first
         self.adapter = AdapterRef()
         self._prompt = prompt
@@ -172,7 +177,7 @@ class OfflineRequest:
         return RequestOutput(
             request_id=request_id,
             prompt=self._prompt,
-            prompt_token_ids=list(self.prompt_token_ids),
+            prompt_token_ids=list(self.prompt_token_ids[: self._num_given]),
             outputs=outputs,
             num_cached_tokens=self._num_cached,
             prompt_logprobs=prompt_logprobs if self.params.prompt_logprobs is not None else None,

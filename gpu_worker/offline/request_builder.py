@@ -80,7 +80,7 @@ class RequestBuilder:
             return list(prompt.token_ids)
         context = self._info.context_tokens
         text = validation.validate_text(prompt.text or "", prompt.argument, context_tokens=context, allow_empty=True)
-        token_ids = self._tokenizer.encode(text)
+        token_ids = self._tokenizer.encode_whole(text) if self._info.encoder.exists else self._tokenizer.encode(text)
         if not token_ids:
             raise InvalidArgument(prompt.argument, "is empty; give some text, or at least one token id")
         return token_ids
@@ -145,6 +145,7 @@ class RequestBuilder:
             sampling_validation.validate_sampling(
                 sampling, vocab_size=info.vocab_size, eos_token_ids=info.eos_token_ids
             )
+            info.encoder.check_sampling(sampling)
             sampling = with_thinking_marks(sampling, self._tokenizer)
             if sampling.constraint is not None:
                 check_grammar(sampling.constraint)
@@ -167,15 +168,18 @@ class RequestBuilder:
         info, (given, sampling) = self._info, params
         if prompt.pictures.placed and given.truncate_prompt_tokens is not None:
             raise InvalidArgument("truncate_prompt_tokens", "does not go with pictures; leave it out")
-        token_ids = self._truncated(token_ids, given)
-        validation.validate_prompt(
-            token_ids, vocab_size=info.vocab_size, context_tokens=info.context_tokens, field=prompt.argument
-        )
+        if info.encoder.exists and given.truncate_prompt_tokens is not None:
+            raise InvalidArgument(
+                "truncate_prompt_tokens", "does not go with a model that has an encoder; leave it out"
+            )
+        token_ids = info.encoder.prompt_of(self._truncated(token_ids, given), prompt.argument)
+        context = info.encoder.context_for(len(token_ids), info.context_tokens)
+        validation.validate_prompt(token_ids, vocab_size=info.vocab_size, context_tokens=context, field=prompt.argument)
         info.pictures.check_prompt(token_ids, prompt.pictures.placed, prompt.argument)
         resolved = sampling_validation.resolve(
             sampling,
             prompt_len=len(token_ids),
-            context_tokens=info.context_tokens,
+            context_tokens=context,
             seed_source=lambda: self._seeds.getrandbits(63),
         )
         return OfflineRequest(
@@ -185,8 +189,9 @@ class RequestBuilder:
             resolved,
             lambda: self._new_stream(resolved, given.detokenize),
             decode=self._decode_token if given.detokenize else lambda _: None,
-            salt=prompt.salt,
+            salt=info.encoder.salt_of(prompt.salt, token_ids),
             pictures=prompt.pictures,
+            num_given=info.encoder.num_given(len(token_ids)),
         )
 
     def _truncated(self, token_ids: list[int], params: OfflineParams) -> list[int]:

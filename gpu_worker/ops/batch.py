@@ -118,6 +118,14 @@ class PictureRows:
     positions: Tensor  # int64 [3, num_tokens]: of time, row and column
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class EncodedRows:
+    """Which tokens of a step an encoder has read, and what it gave for them."""
+
+    lengths: list[int]  # of each sequence: how many of its leading tokens the encoder reads
+    states: Tensor  # [num_rows, size]: what it gave for those of them that the step has
+
+
 @dataclass(slots=True, eq=False)
 class TokenBatch:
     """The tokens of a step. A sequence is here one chunk of the plan; its tokens follow each other without padding.
@@ -141,6 +149,7 @@ class TokenBatch:
     room: int = 0
     loras: "LoraRows | None" = None  # which tokens run with low-rank adapters; None: none
     pictures: PictureRows | None = None  # None: no sequence of the step has any
+    encoded: EncodedRows | None = None  # None: the model has no encoder
     # Values that ops work out once per step and use in every layer. No other code reads them.
     scratch: dict[Any, Any] = field(default_factory=dict)
 

@@ -239,6 +239,7 @@ def _info(loaded: LoadedModel, arena: KvArena, device: torch.device, context: in
         pooling=loaded.pooling,
         lora_support=loaded.decoder.lora_support,
         pictures=loaded.decoder.picture_support,
+        encoder=loaded.decoder.encoder_support,
     )
 
 

@@ -18,6 +18,7 @@ from gpu_worker.models.decoders.gpt import GptDecoder
 from gpu_worker.models.decoders.native_llama import NativeLlamaDecoder
 from gpu_worker.ops import make_batch
 from gpu_worker.running.adapter_bank import AdapterBank
+from gpu_worker.running.encoder_bank import EncoderBank
 from gpu_worker.running.graphs import StepGraphs
 from gpu_worker.running.memory.arena import KvArena, StepMark
 from gpu_worker.running.memory.block_mover import BlockMover
@@ -69,6 +70,7 @@ class ModelRunner:
         self.pictures: PictureBank | None = None
         if decoder.encode_picture is not None and not info.pictures.refusal:
             self.pictures = PictureBank(decoder.encode_picture, info.pictures, decoder.hidden_size, device)
+        self._encodings = EncoderBank(decoder.encode) if decoder.encode is not None else None
         self._seats = Seats(with_adapters=self.adapters is not None, with_pictures=self.pictures is not None)
         self._sampler = sampler
         self._device = device
@@ -128,6 +130,8 @@ class ModelRunner:
             batch.loras = loras
             if self.pictures is not None:
                 batch.pictures = self.pictures.rows_of(seats, step)
+            if self._encodings is not None:
+                batch.encoded = self._encodings.rows_of(seats, step)
             hidden = self._decoder.forward(batch, self._arena.layers, batch.rows)
             if wanted.sampled:
                 logits = self._decoder.logits(hidden[: wanted.num_sampled])

@@ -3,7 +3,8 @@
 1. `logit_bias` is added. `banned_token_ids` become -inf, and each token that would complete one of `banned_sequences`
    at the end of the output. So do tokens that would end the branch (`stop_token_ids`, and the model's end tokens
    unless `ignore_eos`) while it has fewer than `min_tokens` output tokens.
-2. `repetition_penalty` divides positive and multiplies negative logits of tokens seen in prompt or output.
+2. `repetition_penalty` divides positive and multiplies negative logits of tokens seen in prompt or output, but for
+   those that an encoder reads.
 3. For each token in the output, `frequency_penalty` per occurrence and `presence_penalty` once are subtracted.
 4. All tokens but `allowed_token_ids` become -inf.
 
@@ -33,7 +34,8 @@ class TokenHistory:
     def __init__(self, branch: Seat, vocab_size: int, *, with_prompt: bool) -> None:
         self.branch = branch
         self._vocab_size = vocab_size
-        self._end = 0 if with_prompt else branch.num_prompt  # of the tokens that have been counted
+        # Of the tokens that have been counted. Those that an encoder reads are none of the decoder's.
+        self._end = branch.num_encoded if with_prompt else branch.num_prompt
         self._places: dict[int, int] = {}
         self._ids = np.zeros(64, dtype=np.int64)
         self._counts = np.zeros(64, dtype=np.int64)

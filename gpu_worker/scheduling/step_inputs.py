@@ -19,6 +19,7 @@ class StepInputs:
     def __init__(self, workload: Workload) -> None:
         self._left = workload.tables.left_seats
         self._block_size = workload.info.block_size
+        self._encoder = workload.info.encoder
         self._free_seats: list[int] = []
         self._num_seats = 0
         self._executor = ThreadPoolExecutor(1, "masks")
@@ -105,11 +106,12 @@ class StepInputs:
             self._num_seats = max(self._num_seats, branch.seat + 1)
         sequence = branch.sequence
         if branch.told_tokens != start:
-            known = longs(branch.tokens[:start])
+            known, num_encoded = longs(branch.tokens[:start]), self._encoder.num_encoded(branch.num_prompt)
             step.opened.append(
                 OpenedSeat(
                     *(branch.seat, sequence.params, branch.num_prompt, known, sequence.root, sequence.adapter),
-                    pack_pictures(sequence.pictures),
+                    *(pack_pictures(sequence.pictures), num_encoded),
+                    longs(branch.tokens[:num_encoded] if start < num_encoded else ()),
                 )
             )
             branch.told_blocks = 0

@@ -14,6 +14,7 @@ from octavo.pictures.picture import Picture
 from octavo.pictures.support import NO_PICTURES, PictureSupport
 from octavo.pooling.params import ModelPooling
 from octavo.request.sampling import TokenScore
+from octavo.text.encoded_prompt import NO_ENCODER, EncoderSupport
 
 BAD_LOGITS = -1
 NOTHING_LEFT = -2
@@ -68,6 +69,7 @@ class RunnerInfo:
     pooling: ModelPooling = field(default_factory=ModelPooling)  # what it can be asked of its hidden states
     lora_support: LoraSupport = field(default_factory=LoraSupport)  # which low-rank adapters run with it
     pictures: PictureSupport = NO_PICTURES  # which pictures prompts may show
+    encoder: EncoderSupport = NO_ENCODER  # how prompts are made, if the model has an encoder
     adapter_bytes: int = ADAPTER_BYTES  # the memory that these may take where nobody says how much
 
     @property

@@ -23,6 +23,9 @@ class Seat:
     root: bytes = b""
     adapter: int = 0  # which low-rank adapter it runs with; 0: none
     pictures: tuple[Picture, ...] = ()  # that its tokens show
+    num_encoded: int = 0  # how many of its leading tokens an encoder reads
+    encoded: list[int] = field(default_factory=list)  # all of these, until their keys and values are there
+    encoding: object = None  # what the encoder gave for them, which is the runner's own, until then
     mask: bytes | None = None  # the tokens that may come next; None: all
     table: "array[int]" = field(default_factory=ints)  # int32: its blocks
     drafts: list[int] = field(default_factory=list)
@@ -44,11 +47,12 @@ class Seat:
     def with_drafts(self, count: int) -> "Seat":
         """This branch as it will be if it gets the first `count` of its drafts."""
         tokens = [*self.tokens, *self.drafts[:count]]
-        return Seat(self.params, tokens, self.num_prompt, self.index, base=self)
+        return Seat(self.params, tokens, self.num_prompt, self.index, base=self, num_encoded=self.num_encoded)
 
     def before(self, position: int) -> "Seat":
         """This branch as it was when it had the tokens before `position`."""
-        return Seat(self.params, self.tokens[:position], self.num_prompt, self.index)
+        tokens = self.tokens[:position]
+        return Seat(self.params, tokens, self.num_prompt, self.index, num_encoded=self.num_encoded)
 
 
 class Seats:
@@ -72,6 +76,7 @@ class Seats:
         for opened in step.opened:
             seat = Seat(opened.params, opened.tokens.tolist(), opened.num_prompt, root=opened.root)
             seat.adapter, seat.pictures = opened.adapter, parse_pictures(opened.pictures)
+            seat.num_encoded, seat.encoded = opened.num_encoded, opened.encoded.tolist()
             seats[opened.seat] = seat
         for change in step.tables:
             seats[change.seat].table[change.first :] = change.blocks
@@ -111,7 +116,7 @@ class Seats:
             elif seat.drafts:
                 seat = seat.with_drafts(place - first)
             else:
-                seat = Seat(seat.params, seat.tokens, seat.num_prompt)
+                seat = Seat(seat.params, seat.tokens, seat.num_prompt, num_encoded=seat.num_encoded)
             seat.index, seat.mask, before = branch, step.masks.get(place), number
             found.append(seat)
         return found

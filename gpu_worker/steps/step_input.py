@@ -94,7 +94,7 @@ def _signed(number: int) -> int:
     return number - 2**64 if number >= 2**63 else number
 
 
-MAGIC, VERSION = 0x54505453, 4  # "STPT" where the least byte comes first
+MAGIC, VERSION = 0x54505453, 5  # "STPT" where the least byte comes first
 _HEADER = struct.Struct("=IIQQ")  # magic, version, number of bytes, checksum of those after the header
 _COUNT = struct.Struct("=Q")
 _PAIRS = ("swap_out", "swap_in", "copies", "demotions")
@@ -125,6 +125,8 @@ class OpenedSeat:
     root: bytes = b""  # key of its block hashes
     adapter: int = 0  # which low-rank adapter it runs with; 0: none
     pictures: str = ""  # that its tokens show, packed; the runner has what stands for each, by its digest
+    num_encoded: int = 0  # how many of its leading tokens an encoder reads
+    encoded: "array[int]" = field(default_factory=longs)  # int64: all of these, unless their keys and values are there
 
 
 @dataclass(slots=True)
@@ -212,11 +214,12 @@ class StepInput:
         for mask in self.masks.values():
             out.put(array("B", mask))
         for opened in self.opened:
-            out.put(ints((opened.seat, opened.num_prompt, opened.adapter)))
+            out.put(ints((opened.seat, opened.num_prompt, opened.adapter, opened.num_encoded)))
             out.put(opened.tokens)
             out.put(array("B", opened.root))
             out.put(array("B", params_to_bytes(opened.params)))
             out.put(array("B", opened.pictures.encode()))
+            out.put(opened.encoded)
         for change in self.tables:
             out.put(ints((change.seat, change.first)))
             out.put(change.blocks)
@@ -255,10 +258,11 @@ class StepInput:
         step.spoil = list(map(BlockId, take("i")))
         step.masks = {sample: take("B").tobytes() for sample in take("i")}
         for _ in range(num_opened):
-            seat, num_prompt, adapter = take("i")
+            seat, num_prompt, adapter, num_encoded = take("i")
             tokens, root, params = take("q"), take("B").tobytes(), params_from_bytes(take("B").tobytes())
             pictures = take("B").tobytes().decode("ascii")
-            step.opened.append(OpenedSeat(seat, params, num_prompt, tokens, root, adapter, pictures))
+            opened = OpenedSeat(seat, params, num_prompt, tokens, root, adapter, pictures, num_encoded, take("q"))
+            step.opened.append(opened)
         for _ in range(num_tables):
             seat, first = take("i")
             step.tables.append(TableChange(seat, first, take("i")))

@@ -13,6 +13,7 @@ from octavo.request.ids import Incarnation
 from octavo.request.record import Record, WorkerRole
 from octavo.request.sampling import SamplingParams
 from octavo.store.calls import WorkerLimits
+from octavo.text.encoded_prompt import NO_ENCODER, EncoderSupport
 from octavo.text.stop import TextStream
 from octavo.text.tokenizers.tokenizer import AnyTokenizer, Tokenizer, open_tokenizer
 
@@ -44,6 +45,7 @@ class WorkerFacts:
     pooling: ModelPooling = field(default_factory=ModelPooling)  # what it can be asked of hidden states
     lora_support: LoraSupport = field(default_factory=LoraSupport)  # which low-rank adapters it takes
     pictures: PictureSupport = NO_PICTURES  # which pictures prompts may show
+    encoder: EncoderSupport = NO_ENCODER  # how prompts are made, if the model has an encoder
 
     @property
     def limits(self) -> WorkerLimits:
@@ -81,6 +83,7 @@ class ServedModel:
     lora_supports: dict[Incarnation, LoraSupport] = field(default_factory=dict)  # which adapters each worker takes
     picture_supports: dict[Incarnation, PictureSupport] = field(default_factory=dict)  # which pictures each takes
     described_pictures: PictureSupport = NO_PICTURES  # which it took when it was described
+    encoder: EncoderSupport = NO_ENCODER  # how prompts are made, if it has an encoder
 
     @property
     def pictures(self) -> PictureSupport:
@@ -142,6 +145,7 @@ class ModelRegistry:
                     facts.sampling_defaults,
                     pooling=facts.pooling,
                     described_pictures=facts.pictures,
+                    encoder=facts.encoder,
                 )
         return ""
 
@@ -200,7 +204,7 @@ class ModelRegistry:
 
 def find_difference(model: ServedModel, facts: WorkerFacts) -> str:
     """Why the worker cannot serve that model beside the model's other workers. Empty if it can."""
-    for name in ("fingerprint", "layout", "block_size", "context_tokens", "vocab_size", "sampling_defaults"):
+    for name in ("fingerprint", "layout", "block_size", "context_tokens", "vocab_size", "sampling_defaults", "encoder"):
         known, described = getattr(model, name), getattr(facts, name)
         if known != described:
             return f"{name} {described} differs from {known} of model {facts.model}"

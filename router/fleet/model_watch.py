@@ -16,6 +16,7 @@ from octavo.request.errors import StoreUnavailable
 from octavo.request.ids import Incarnation
 from octavo.request.record import WorkerRole
 from octavo.store.base import Store
+from octavo.text.encoded_prompt import EncoderSupport
 from router.fleet.model_registry import ModelRegistry, WorkerFacts
 from router.fleet.worker_pool import WorkerPool
 
@@ -77,4 +78,7 @@ def facts_in(description: bytes) -> WorkerFacts:
     """The facts of a worker that brought this description. Raises AttributeError, KeyError, TypeError or ValueError."""
     said = {name: value for name, value in json.loads(description).items() if name in _NAMES} | OF_ONE_WORKER
     pictures = PictureSupport(**said.get("pictures", {}))  # a description of an earlier release has none
-    return WorkerFacts(**said | {"eos_token_ids": tuple(said["eos_token_ids"]), "pictures": pictures})
+    encoder = said.get("encoder", {})
+    encoder = EncoderSupport(**encoder | {"start": tuple(encoder.get("start", ()))})
+    models = {"eos_token_ids": tuple(said["eos_token_ids"]), "pictures": pictures, "encoder": encoder}
+    return WorkerFacts(**said | models)

@@ -4,6 +4,7 @@ from octavo.internal.v1 import worker_pb2
 from octavo.model_files.lora_support import LoraSupport
 from octavo.pictures.support import NO_PICTURES, PictureSupport
 from octavo.request.ids import Incarnation
+from octavo.text.encoded_prompt import EncoderSupport
 from octavo.wire.internal import role_from_wire
 from octavo.wire.pooling import model_pooling_from_wire
 from octavo.wire.public import recommended_from_wire
@@ -32,6 +33,7 @@ def facts_of(hello: worker_pb2.HelloResponse) -> WorkerFacts:
         numerics=hello.numerics,
         pooling=model_pooling_from_wire(hello.pooling),
         lora_support=support_of(hello.lora_support),
+        encoder=encoder_of(hello.encoder_support),
         pictures=pictures_of(hello.picture_support) if hello.HasField("picture_support") else NO_PICTURES,
     )
 
@@ -44,6 +46,10 @@ def pictures_of(message: worker_pb2.PictureSupport) -> PictureSupport:
         min_pixels=message.min_pixels,
         max_pixels=message.max_pixels,
     )
+
+
+def encoder_of(message: worker_pb2.EncoderSupport) -> EncoderSupport:
+    return EncoderSupport(start=tuple(message.start), max_encoded=message.max_encoded, max_output=message.max_output)
 
 
 def support_of(message: worker_pb2.LoraSupport) -> LoraSupport:

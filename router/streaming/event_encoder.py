@@ -18,11 +18,12 @@ MAX_PROMPT_SCORES = 4096  # in one event: with the most alternatives about 1 MiB
 class EventEncoder:
     """Encodes what one delivery gives out."""
 
-    def __init__(self, record: Record, delivery: Delivery, resume_tokens: ResumeTokens) -> None:
+    def __init__(self, record: Record, num_given: int, delivery: Delivery, resume_tokens: ResumeTokens) -> None:
+        """`num_given`: the tokens of the prompt that its client gave."""
         self._request_id = record.request_id
         self._id_bytes = record.request_id.encode()
         self._tenant = record.tenant
-        self._prompt_len = record.prompt_len
+        self._prompt_len = num_given
         self._delivery = delivery
         self._resume_tokens = resume_tokens
         self._prompt_scores: Sequence[TokenScore] = ()

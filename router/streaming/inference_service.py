@@ -99,6 +99,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             raise unknown_request(request_id)
         record = snapshot.record
         model = self.models.find_for_record(record)
+        num_given = model.encoder.num_given(record.prompt_len) if model else record.prompt_len
         output_tokens = sum(record.final_lengths[branch] for branch in returned_branches(record))
         response = inference_pb2.GetResponse(
             request_id=record.request_id,
@@ -107,7 +108,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             owner=record.owner,
             num_tokens=record.num_tokens,
             finish_reasons=[finish_to_wire(finish) for finish in record.finishes],
-            usage=usage_to_wire(record.prompt_len, output_tokens, record.cached_tokens),
+            usage=usage_to_wire(num_given, output_tokens, record.cached_tokens),
             numerics=record.numerics,
             numerics_changes=record.numerics_changes,
             model=model.name if model else "",

@@ -31,7 +31,13 @@ from router.streaming.prompts.chat_threads import ChatThreads, run_aside
 from router.streaming.prompts.grammar_checks import GrammarChecks
 from router.streaming.prompts.picture_prompts import PicturePrompts, with_contents
 from router.streaming.prompts.prefixed import with_prefix
-from router.streaming.prompts.prompt_ends import check_truncation, truncated, with_beginning
+from router.streaming.prompts.prompt_ends import (
+    check_truncation,
+    encoded_text,
+    refuse_encoded,
+    truncated,
+    with_beginning,
+)
 
 TENANT = ONE_TENANT
 TOKEN_BYTES = 8  # an id of three bytes and its text, on average
@@ -97,7 +103,8 @@ class RequestPreparer:
         request_id = RequestId(request.request_id) if request.HasField("request_id") else new_request_id()
         tenant, source = self.authorizer.current_tenant(), cast("str", request.WhichOneof("input"))
         token_ids, shown = await self._read_shown(request, model)
-        context = model.context_tokens
+        token_ids = model.encoder.prompt_of(token_ids, source)
+        context = model.encoder.context_for(len(token_ids), model.context_tokens)
         validation.validate_prompt(token_ids, vocab_size=model.vocab_size, context_tokens=context, field=source)
         model.pictures.check_prompt(token_ids, shown.placed, source)
         params = sampling_validation.resolve(
@@ -112,7 +119,7 @@ class RequestPreparer:
             request_id=request_id,
             body_hash=request_hash(request, asked),
             tenant=tenant,
-            salt=salt_of(tenant),
+            salt=model.encoder.salt_of(salt_of(tenant), token_ids),
             model=model.fingerprint,
             layout=model.layout,
             sampling=sampling_bytes(params),
@@ -166,10 +173,11 @@ class RequestPreparer:
         """The prompt, and the pictures that it shows. `sent`: the chat by whose fields pictures are refused."""
         tenant, pictures = self.authorizer.current_tenant(), list[ReadPicture]()
         if isinstance(request, inference_pb2.GenerateRequest) and request.HasField("prefix"):
+            refuse_encoded("prefix", model)
             return await self._read_with_prefix(request, model, tenant)
         match checked_input(request, model):
             case str() as text:
-                token_ids = await run_aside(len(text), lambda: model.tokenizer.encode(text))
+                token_ids = await run_aside(len(text), lambda: encoded_text(text, request, model))
             case CheckedChat() as chat:
                 pictures = await self._pictures.read(sent or request.chat, model, salt_of(tenant))
                 token_ids = await self._chat_threads.run(
@@ -177,7 +185,7 @@ class RequestPreparer:
                 )
             case given:
                 token_ids = list(given)
-        if request.HasField("add_special_tokens"):
+        if request.HasField("add_special_tokens") and not model.encoder.exists:
             token_ids = with_beginning(token_ids, request, model)
         if isinstance(request, inference_pb2.GenerateRequest):
             if pictures and request.HasField("truncate_prompt_tokens"):
@@ -210,6 +218,7 @@ class RequestPreparer:
 
         Raises InvalidArgument.
         """
+        refuse_encoded("text", model)
         if not is_system:
             return await self.read_prompt(inference_pb2.GenerateRequest(text=text), model)
         chats = []
@@ -254,7 +263,7 @@ def check_request(request: inference_pb2.GenerateRequest, model: ServedModel) ->
         checks.run(validation.validate_request_id, request.request_id)
     both = checks.run(checked_sampling, request.sampling, model, inside="sampling")
     checks.run(priority_of, request.priority)
-    checks.run(check_truncation, request)
+    checks.run(check_truncation, request, model)
     checks.run(check_words, request.bad_words)
     if checks.found:
         checks.run(check_input, request, model)
@@ -278,6 +287,7 @@ def checked_sampling(message: types_pb2.SamplingParams, model: ServedModel) -> t
     params = with_recommended(asked, message, model.sampling_defaults)
     vocab_size, ends = model.vocab_size, model.eos_token_ids
     checks.run(sampling_validation.validate_sampling, params, vocab_size=vocab_size, eos_token_ids=ends)
+    checks.run(model.encoder.check_sampling, params)
     checks.raise_found()
     return asked, params
 

@@ -79,7 +79,7 @@ class Session:
     ) -> None:
         """`arrived_at` is when a new request came, on the monotonic clock; None: the request was accepted before."""
         self.seq_id = record.seq_id
-        self.prompt_len = record.prompt_len
+        self.prompt_len = model.encoder.num_given(record.prompt_len)  # as its client gave it
         self.lora = record.lora  # the digest of its adapter; empty: none
         self.model = model
         self.params = params
@@ -89,7 +89,7 @@ class Session:
         self._sessions = context.sessions
         self._owner_link = OwnerLink(record, context.pool)
         self._delivery = Delivery(record, params, partial(model.text_stream, params), start)
-        self._encoder = EventEncoder(record, self._delivery, context.resume_tokens)
+        self._encoder = EventEncoder(record, self.prompt_len, self._delivery, context.resume_tokens)
         self._deadline = RequestDeadline()
         asks_scores = params.logprobs is not None or params.prompt_logprobs is not None
         self._journals = JournalReader(

@@ -34,6 +34,8 @@ class Bench(SchedulerParts):
     def new(self, name: str, prompt: int | list[int] = 5, params: SamplingParams = GREEDY, **more) -> Sequence:
         start = sum(map(ord, name))  # so that no two share a prefix
         tokens = [1 + (start + index * index) % 97 for index in range(prompt)] if isinstance(prompt, int) else prompt
+        if (encoder := self.runner.info.encoder).exists:  # blocks are those of the whole prompt
+            more = {"root": encoder.salt_of("", tokens).encode(), **more}
         return new_sequence(name, tokens, params, now=self.now, **more)
 
     def admit(self, name: str, prompt: int | list[int] = 5, params: SamplingParams = GREEDY, **more) -> Sequence:

@@ -13,8 +13,10 @@ from gpu_worker.ops.state_format import StateShape
 from octavo.model_files.lora_files import LoraFiles
 from octavo.model_files.lora_support import LoraSupport
 from octavo.pictures.support import PictureSupport
+from octavo.text.encoded_prompt import EncoderSupport
 
 LoadLora = Callable[[LoraFiles], Lora]  # raises BadModel
+EncodeTokens = Callable[[Sequence[int]], Tensor]  # a row for each token
 
 
 class EncodePicture(Protocol):
@@ -57,6 +59,9 @@ class Decoder(Protocol):
 
     encode_picture: EncodePicture | None  # any thread may call it; None: batches have no pictures
     picture_support: PictureSupport  # which pictures these are, or why there are none
+
+    encode: EncodeTokens | None  # what an encoder gives, which batches then have; None: there is no encoder
+    encoder_support: EncoderSupport  # how prompts are made for it
 
     def forward(self, batch: TokenBatch, kv: Sequence[Tensor], rows: Tensor) -> Tensor:
         """Runs all tokens of the batch and writes their keys and values into `kv`: a tensor for each layer, and

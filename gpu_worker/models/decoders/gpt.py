@@ -10,6 +10,7 @@ from torch.nn import functional
 from gpu_worker.models.decoders.decoder import (
     ElementFunction,
     EncodePicture,
+    EncodeTokens,
     LoadLora,
     common_window,
     gelu,
@@ -21,6 +22,7 @@ from gpu_worker.ops import AttentionOptions, Ops, TokenBatch
 from gpu_worker.ops.state_format import NO_STATE
 from octavo.model_files.lora_support import NO_LORA
 from octavo.pictures.support import NO_PICTURES
+from octavo.text.encoded_prompt import NO_ENCODER
 
 ACTIVATIONS = {  # by the names of Transformers
     "gelu": "gelu",
@@ -169,6 +171,8 @@ class GptDecoder:
     lora_support = NO_LORA
     encode_picture: EncodePicture | None = None
     picture_support = NO_PICTURES
+    encode: EncodeTokens | None = None
+    encoder_support = NO_ENCODER
 
     def __init__(
         self,

@@ -16,13 +16,14 @@ from torch import Tensor
 
 from gpu_worker.models.checkpoint.weights import CheckpointReader, ProgressCallback, WeightSource
 from gpu_worker.models.decoders.config import LlamaConfig
-from gpu_worker.models.decoders.decoder import EncodePicture, LoadLora, common_window, gelu_tanh
+from gpu_worker.models.decoders.decoder import EncodePicture, EncodeTokens, LoadLora, common_window, gelu_tanh
 from gpu_worker.models.decoders.experts import StackTensors, read_experts, run_experts
 from gpu_worker.models.decoders.lora_weights import load, placed, support_of
 from gpu_worker.ops import AttentionOptions, Ops, TokenBatch
 from gpu_worker.ops.lora import add_lora
 from gpu_worker.ops.state_format import NO_STATE
 from octavo.pictures.support import NO_PICTURES
+from octavo.text.encoded_prompt import NO_ENCODER
 
 FIRST_SOURCES = {  # the matrices of a layer, and the first tensor that each is made of
     "qkv": "self_attn.q_proj",
@@ -153,6 +154,8 @@ class LlamaDecoder:
     name = "llama"
     encode_picture: EncodePicture | None = None
     picture_support = NO_PICTURES
+    encode: EncodeTokens | None = None
+    encoder_support = NO_ENCODER
     batch_invariant = True
 
     def __init__(self, config: LlamaConfig, tensors: Mapping[str, Tensor], ops: Ops, device: torch.device) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gpu_worker.models.checkpoint.weights import CheckpointReader, ProgressCallback, WeightSource
 from gpu_worker.models.decoders.config import LlamaConfig
-from gpu_worker.models.decoders.decoder import EncodePicture, LoadLora, common_window
+from gpu_worker.models.decoders.decoder import EncodePicture, EncodeTokens, LoadLora, common_window
 from gpu_worker.models.decoders.llama import FIRST_SOURCES, collect, layers_of
 from gpu_worker.models.decoders.lora_weights import load, support_of
 from gpu_worker.models.decoders.ranks.llama_share import LlamaShare
@@ -29,6 +29,7 @@ from gpu_worker.ops.state_format import NO_STATE
 from octavo.model_files.lora_files import LoraFiles
 from octavo.model_files.lora_support import LoraSupport
 from octavo.pictures.support import NO_PICTURES
+from octavo.text.encoded_prompt import NO_ENCODER
 
 MAX_HEAD_DIM = 256
 NO_LORA_IN_GROUP = LoraSupport(refusal="a group of ranks has no adapters: leave --tensor-parallel out")
@@ -76,6 +77,8 @@ class NativeLlamaDecoder:
 
     encode_picture: EncodePicture | None = None
     picture_support = NO_PICTURES
+    encode: EncodeTokens | None = None
+    encoder_support = NO_ENCODER
     capturable = False
     batch_invariant = True
 

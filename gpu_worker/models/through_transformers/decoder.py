@@ -23,7 +23,7 @@ from transformers.masking_utils import AttentionMaskInterface
 from transformers.modeling_utils import AttentionInterface
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
-from gpu_worker.models.decoders.decoder import EncodePicture, LoadLora, common_window
+from gpu_worker.models.decoders.decoder import EncodePicture, EncodeTokens, LoadLora, common_window
 from gpu_worker.models.through_transformers.checks import (
     check_weights,
     check_windows,
@@ -39,6 +39,7 @@ from gpu_worker.ops.state_format import NO_STATE, BlockStates, StateShape
 from octavo.model_files.lora_support import NO_LORA
 from octavo.pictures.support import NO_PICTURES
 from octavo.request.errors import BadModel
+from octavo.text.encoded_prompt import NO_ENCODER
 
 log = logging.getLogger(__name__)
 
@@ -142,6 +143,8 @@ class TransformersDecoder:
     lora_support = NO_LORA
     encode_picture: EncodePicture | None = None
     picture_support = NO_PICTURES
+    encode: EncodeTokens | None = None
+    encoder_support = NO_ENCODER
     auto_model: Any = AutoModelForCausalLM
     attention: str | Mapping[str, str] = IMPLEMENTATION
 

@@ -239,7 +239,8 @@ class Starter:
             hits = self._hits(branch)
         self._tables.share_prefix(branch, hits)
         if sequence.cached_tokens is None:
-            sequence.note_cached(min(branch.num_computed, branch.num_prompt))
+            num_given = self._workload.info.encoder.num_given(branch.num_prompt)
+            sequence.note_cached(min(branch.num_computed, num_given))
         self._workload.run(branch)
         if hits.host or branch not in self._lists.prefilling:
             return StartOutcome.STARTED, None

@@ -69,6 +69,7 @@ def hello_to_wire(
         pooling=model_pooling_to_wire(info.pooling),
         lora_support=support_to_wire(support),
         picture_support=worker_pb2.PictureSupport(**asdict(pictures)),
+        encoder_support=worker_pb2.EncoderSupport(**asdict(info.encoder)) if info.encoder.exists else None,
         ranks=[admin_pb2.WorkerRank(rank=each.rank, host=each.host, pid=each.pid) for each in ranks],
     )
 

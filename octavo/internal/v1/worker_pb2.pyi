@@ -75,7 +75,7 @@ class HelloRequest(_message.Message):
     def __init__(self, router_id: _Optional[str] = ..., internal_revision: _Optional[int] = ...) -> None: ...
 
 class HelloResponse(_message.Message):
-    __slots__ = ("worker_id", "incarnation", "internal_revision", "model", "model_fingerprint", "block_size", "kv_dtype", "kv_layout", "num_blocks", "num_host_blocks", "context_tokens", "vocab_size", "tokenizer", "eos_token_ids", "max_batch_tokens", "max_batch_sequences", "device", "sampling_defaults", "max_sequence_blocks", "role", "numerics", "pooling", "lora_support", "picture_support", "ranks")
+    __slots__ = ("worker_id", "incarnation", "internal_revision", "model", "model_fingerprint", "block_size", "kv_dtype", "kv_layout", "num_blocks", "num_host_blocks", "context_tokens", "vocab_size", "tokenizer", "eos_token_ids", "max_batch_tokens", "max_batch_sequences", "device", "sampling_defaults", "max_sequence_blocks", "role", "numerics", "pooling", "lora_support", "picture_support", "ranks", "encoder_support")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     INTERNAL_REVISION_FIELD_NUMBER: _ClassVar[int]
@@ -101,6 +101,7 @@ class HelloResponse(_message.Message):
     LORA_SUPPORT_FIELD_NUMBER: _ClassVar[int]
     PICTURE_SUPPORT_FIELD_NUMBER: _ClassVar[int]
     RANKS_FIELD_NUMBER: _ClassVar[int]
+    ENCODER_SUPPORT_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     incarnation: str
     internal_revision: int
@@ -126,7 +127,18 @@ class HelloResponse(_message.Message):
     lora_support: LoraSupport
     picture_support: PictureSupport
     ranks: _containers.RepeatedCompositeFieldContainer[_admin_pb2.WorkerRank]
-    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., internal_revision: _Optional[int] = ..., model: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., block_size: _Optional[int] = ..., kv_dtype: _Optional[str] = ..., kv_layout: _Optional[str] = ..., num_blocks: _Optional[int] = ..., num_host_blocks: _Optional[int] = ..., context_tokens: _Optional[int] = ..., vocab_size: _Optional[int] = ..., tokenizer: _Optional[str] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., max_batch_tokens: _Optional[int] = ..., max_batch_sequences: _Optional[int] = ..., device: _Optional[str] = ..., sampling_defaults: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., max_sequence_blocks: _Optional[int] = ..., role: _Optional[_Union[WorkerRole, str]] = ..., numerics: _Optional[str] = ..., pooling: _Optional[_Union[ModelPooling, _Mapping]] = ..., lora_support: _Optional[_Union[LoraSupport, _Mapping]] = ..., picture_support: _Optional[_Union[PictureSupport, _Mapping]] = ..., ranks: _Optional[_Iterable[_Union[_admin_pb2.WorkerRank, _Mapping]]] = ...) -> None: ...
+    encoder_support: EncoderSupport
+    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., internal_revision: _Optional[int] = ..., model: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., block_size: _Optional[int] = ..., kv_dtype: _Optional[str] = ..., kv_layout: _Optional[str] = ..., num_blocks: _Optional[int] = ..., num_host_blocks: _Optional[int] = ..., context_tokens: _Optional[int] = ..., vocab_size: _Optional[int] = ..., tokenizer: _Optional[str] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., max_batch_tokens: _Optional[int] = ..., max_batch_sequences: _Optional[int] = ..., device: _Optional[str] = ..., sampling_defaults: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., max_sequence_blocks: _Optional[int] = ..., role: _Optional[_Union[WorkerRole, str]] = ..., numerics: _Optional[str] = ..., pooling: _Optional[_Union[ModelPooling, _Mapping]] = ..., lora_support: _Optional[_Union[LoraSupport, _Mapping]] = ..., picture_support: _Optional[_Union[PictureSupport, _Mapping]] = ..., ranks: _Optional[_Iterable[_Union[_admin_pb2.WorkerRank, _Mapping]]] = ..., encoder_support: _Optional[_Union[EncoderSupport, _Mapping]] = ...) -> None: ...
+
+class EncoderSupport(_message.Message):
+    __slots__ = ("start", "max_encoded", "max_output")
+    START_FIELD_NUMBER: _ClassVar[int]
+    MAX_ENCODED_FIELD_NUMBER: _ClassVar[int]
+    MAX_OUTPUT_FIELD_NUMBER: _ClassVar[int]
+    start: _containers.RepeatedScalarFieldContainer[int]
+    max_encoded: int
+    max_output: int
+    def __init__(self, start: _Optional[_Iterable[int]] = ..., max_encoded: _Optional[int] = ..., max_output: _Optional[int] = ...) -> None: ...
 
 class PictureSupport(_message.Message):
     __slots__ = ("refusal", "token_id", "cell", "min_pixels", "max_pixels")

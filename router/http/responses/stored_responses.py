@@ -85,8 +85,8 @@ class StoredResponses:
         model = self.service.inference.models.find_for_record(record)
         if model is None:
             raise NoWorkers("no worker has been met that serves this response's model: retry", retry_after_ms=500)
-        params = sampling_from_bytes(record.sampling)
-        events = ResponseEvents(response_id, notes, model, params, record.prompt_len, NO_EVENTS)
+        params, num_given = sampling_from_bytes(record.sampling), model.encoder.num_given(record.prompt_len)
+        events = ResponseEvents(response_id, notes, model, params, num_given, NO_EVENTS)
         return await run_aside(len(snapshot.outputs[0]) * BYTES_EACH, lambda: show(events, notes, snapshot))
 
 

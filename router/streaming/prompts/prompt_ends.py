@@ -10,6 +10,21 @@ from router.fleet.model_registry import ServedModel
 Prompted = inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest
 
 
+def encoded_text(text: str, request: Prompted, model: ServedModel) -> list[int]:
+    """The tokens of a text. What an encoder reads is whole: it has the tokens that come after a text, too."""
+    if not model.encoder.exists:
+        return model.tokenizer.encode(text)
+    if request.HasField("add_special_tokens") and not request.add_special_tokens:
+        return model.tokenizer.encode_plain(text)
+    return model.tokenizer.encode_whole(text)
+
+
+def refuse_encoded(field: str, model: ServedModel) -> None:
+    """Raises InvalidArgument if the model has an encoder, for which no prompt is the beginning of another."""
+    if model.encoder.exists:
+        raise InvalidArgument(field, f"{model.name} encodes prompts whole, and none begins with another: leave it out")
+
+
 def with_beginning(token_ids: list[int], request: Prompted, model: ServedModel) -> list[int]:
     """A text without the tokens that stand before each text of the model, or a chat with them, as the client says."""
     match request.WhichOneof("input"), request.add_special_tokens:
@@ -20,8 +35,10 @@ def with_beginning(token_ids: list[int], request: Prompted, model: ServedModel) 
     return token_ids
 
 
-def check_truncation(request: inference_pb2.GenerateRequest) -> None:
-    """Raises InvalidArgument if the request keeps a number of tokens that is none."""
+def check_truncation(request: inference_pb2.GenerateRequest, model: ServedModel) -> None:
+    """Raises InvalidArgument if the request keeps a number of tokens that is none, or tokens of what is read whole."""
+    if request.HasField("truncate_prompt_tokens") and model.encoder.exists:
+        raise InvalidArgument("truncate_prompt_tokens", "does not go with a model that has an encoder; leave it out")
     keep = request.truncate_prompt_tokens
     if request.HasField("truncate_prompt_tokens") and keep != -1 and keep < 1:
         raise InvalidArgument("truncate_prompt_tokens", f"{keep} is out of range; allowed is 1 or more, or -1")

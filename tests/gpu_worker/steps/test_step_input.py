@@ -54,7 +54,14 @@ inputs = st.builds(
     num_decodes=large,
     num_drafted=large,
     masks=st.dictionaries(small, st.binary(max_size=5), max_size=3),
-    opened=st.lists(st.builds(OpenedSeat, small, params, small, many_longs, st.binary(max_size=33), small), max_size=2),
+    opened=st.lists(
+        st.builds(
+            *(OpenedSeat, small, params, small, many_longs, st.binary(max_size=33), small),
+            num_encoded=small,
+            encoded=many_longs,
+        ),
+        max_size=2,
+    ),
     tables=st.lists(st.builds(TableChange, small, small, many_ints), max_size=3),
     scored=st.lists(st.builds(KnownTokens, small, small, many_longs), max_size=3),
     pooled=st.lists(st.builds(PooledChunk, small, st.sampled_from(PoolKind), many_ints, sums), max_size=3),

@@ -5,10 +5,12 @@ import pytest
 from octavo.request.errors import InvalidArgument, NoTokenizer
 from octavo.request.ids import Incarnation
 from octavo.request.sampling import SamplingParams
+from octavo.text.encoded_prompt import EncoderSupport
 from octavo.v1 import inference_pb2, types_pb2
 from octavo.wire.public import sampling_from_bytes, sampling_to_wire
 from octavo.wire.requests import request_hash
 from router.fleet.model_registry import ModelRegistry
+from router.fleet.model_watch import description_of, facts_in
 from router.streaming.request_preparer import RequestPreparer, check_answer_fits
 
 ROUTER = Incarnation("router")
@@ -127,3 +129,52 @@ def test_too_large_answers_are_refused_with_a_remedy(params, prompt_len, field):
     with pytest.raises(InvalidArgument, match="call Generate") as raised:
         check_answer_fits(params, prompt_len)
     assert raised.value.field == field
+
+
+ENCODER = EncoderSupport(start=(5, 6), max_encoded=9, max_output=40)
+
+
+@pytest.fixture
+async def encoding(hello) -> RequestPreparer:
+    models = ModelRegistry()
+    assert not await models.add_worker(hello("w", encoder=ENCODER))
+    assert await models.add_worker(hello("v"))  # a worker of another kind is none of this model
+    return RequestPreparer(models, ROUTER)
+
+
+async def test_a_model_with_an_encoder_gets_the_tokens_that_start_its_decoder(encoding):
+    new = (await encoding.prepare(message(sampling={"max_tokens": 1000}))).new
+    assert (new.prompt, new.max_tokens) == ([*b"abc", 5, 6], 40)
+    ENCODER.check_sequence(new.prompt, new.salt, sampling_from_bytes(new.sampling))
+    other = (await encoding.prepare(message(text=b"abd"))).new
+    assert other.salt != new.salt
+    assert await encoding.read_prompt(
+        inference_pb2.TokenizeRequest(text=b"abc"), encoding.models.find_by_name(None)
+    ) == [*b"abc"]
+
+
+@pytest.mark.parametrize(
+    ("request_", "field"),
+    [
+        (message(sampling={"prompt_logprobs": 1}), "sampling.prompt_logprobs"),
+        (message(prefix="any"), "prefix"),
+        (message(truncate_prompt_tokens=2), "truncate_prompt_tokens"),
+        (message(text=b"x" * 10), "text"),
+        (inference_pb2.GenerateRequest(token_ids=types_pb2.TokenIds(ids=[7] * 10)), "token_ids"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+async def test_what_does_not_go_with_an_encoder_is_named(encoding, request_, field):
+    with pytest.raises(InvalidArgument) as refused:
+        await encoding.prepare(request_)
+    assert refused.value.field == field
+
+
+async def test_no_prefix_of_a_model_with_an_encoder_gets_a_name(encoding):
+    with pytest.raises(InvalidArgument, match=r"^text: name encodes prompts whole"):
+        await encoding.beginning(encoding.models.find_by_name(None), "once", is_system=False)
+
+
+def test_the_store_remembers_that_a_model_has_an_encoder(hello):
+    for facts in (hello("w", encoder=ENCODER), hello("w")):
+        assert facts_in(description_of(facts)).encoder == facts.encoder
