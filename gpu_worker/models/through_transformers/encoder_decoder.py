@@ -148,7 +148,7 @@ class EncoderDecoder(TransformersDecoder):
             if type(module) is nn.Linear and module is not head:
                 parent, _, own = name.rpartition(".")
                 of_encoded = parent.endswith(CROSS) and own in MADE_OF_ENCODED
-                module.forward = functools.partial(self._linear, module, of_encoded)
+                cast("Any", module).forward = functools.partial(self._linear, module, of_encoded)
             elif type(module).__module__ in ("transformers.activations", "torch.nn.modules.activation"):
                 module.forward = by_registers(module.forward)
         head.forward = functools.partial(self._head, head)
