@@ -20,8 +20,6 @@ REFUSED = [
     ("roberta", "RobertaForCausalLM", {"is_decoder": False}, "is an encoder"),
     ("modernbert", "ModernBertForMaskedLM", {}, "ModernBertForMaskedLM predicts no"),
     ("qwen2", "Qwen2ForSequenceClassification", {}, "Qwen2ForSequenceClassification"),
-    ("t5", "T5", {"is_encoder_decoder": True}, "t5 is an encoder-decoder"),
-    ("bart", "BartForCausalLM", {"is_encoder_decoder": False}, "bart is an encoder-decoder, or the decoder of one"),
     ("gemma3", "XForConditionalGeneration", {"text_config": {"model_type": "gemma3_text"}},
      "the tokens of a picture see those after them, too, .*: use .* alone, .* gemma3_text$"),
     ("of-nobody", "XForConditionalGeneration", {"vision_config": {}}, "octavo reads pictures of .* no sound$"),
