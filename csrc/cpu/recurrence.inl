@@ -1,5 +1,6 @@
-// Tokens that read and change a matrix, one after another. Columns of the matrix do not know of each other: some lie
-// side by side in registers, and the sums over its rows have the order of rows.
+// Tokens that read and change a matrix, one after another. Its columns are independent: some lie side by side in
+// registers, and sums over rows follow the order of rows. For matrices of one column (recur_lines), eight partial sums
+// are added at the end.
 
 // Where the numbers of a token for a head are.
 struct RecurringToken {

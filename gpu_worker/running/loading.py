@@ -76,7 +76,7 @@ def load_runner(
     available host memory, up to 4 GiB. `adapter_bytes` is what a GPU's blocks leave free for low-rank adapters;
     None: `adapter_share`.
     `kv_cache_dtype` is auto (the model's) or one of kv_format.DTYPES.
-    models/checkpoint/packing.py explains `quantization`. `cuda_graphs` is auto (steps of decodes, where device, ops and
+    models/packed/packing.py explains `quantization`. `cuda_graphs` is auto (steps of decodes, where device, ops and
     decoder allow it), mixed (other steps of few tokens as well) or off.
     `isa` is auto (the best that the machine has) or the instruction set of native ops on a CPU, for the whole process.
     `batch_invariant` demands that the bits of a sequence do not depend on the batch (InvalidArgument where they would).

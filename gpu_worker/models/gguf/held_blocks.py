@@ -1,12 +1,12 @@
-"""Blocks of types that no kernel multiplies, as blocks of another type that hold the same numbers (HELD_AS).
+"""Rewrites six GGUF types that have no kernel as blocks of a type that has one, with equal numbers (HELD_AS).
 
 | of | in | because |
 |---|---|---|
-| Q5_0, IQ4_NL | Q8_0 | 32 numbers have one step, times whole numbers of 8 bits |
-| TQ1_0, TQ2_0 | Q4_0 | 256 numbers have one step, times whole numbers from -1 to 2: eight blocks with that step |
-| Q3_K, IQ3_S | Q6_K | 256 numbers have one step, 16 or 32 a whole scale of 8 bits, and are whole numbers of 6 bits |
+| Q5_0, IQ4_NL | Q8_0 | 32 numbers share a factor, and each is a whole number of 8 bits |
+| TQ1_0, TQ2_0 | Q4_0 | 256 numbers share a factor, and each is from -1 to 2: eight blocks with that factor |
+| Q3_K, IQ3_S | Q6_K | 256 share a factor, each 16 or 32 a whole scale of 8 bits, and each is a whole number of 6 bits |
 
-Steps (float16) are moved, not computed with. The whole numbers are what the gguf package decodes where a step is 1.
+Factors (float16) are moved, not computed with. The whole numbers are what the gguf package decodes where a factor is 1.
 """
 
 from collections.abc import Callable
@@ -25,7 +25,7 @@ Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
 
 PIECE_BLOCKS = 1 << 8
-STEP_LAST = (TensorType.Q3_K, TensorType.TQ1_0, TensorType.TQ2_0)
+FACTOR_LAST = (TensorType.Q3_K, TensorType.TQ1_0, TensorType.TQ2_0)
 ONE = np.array([1.0], dtype="<f2").view(np.uint8)
 
 
@@ -43,23 +43,23 @@ def held_blocks(data: memoryview, kind: TensorType) -> Tensor:
 
 
 def _divided(kind: TensorType, blocks: Bytes) -> tuple[Bytes, Floats]:
-    """The steps of blocks, and what is multiplied with them."""
-    place = slice(kind.num_bytes - 2, None) if kind in STEP_LAST else slice(0, 2)
+    """The factors of blocks, and what is multiplied with them."""
+    place = slice(kind.num_bytes - 2, None) if kind in FACTOR_LAST else slice(0, 2)
     ones = blocks.copy()
     ones[:, place] = ONE
     return blocks[:, place], dequantize(ones, GGMLQuantizationType(kind))
 
 
-def _q8_0(_: TensorType, blocks: Bytes, steps: Bytes, numbers: Floats) -> Bytes:
-    return np.hstack([steps, numbers.astype(np.int8).view(np.uint8)])
+def _q8_0(_: TensorType, blocks: Bytes, factors: Bytes, numbers: Floats) -> Bytes:
+    return np.hstack([factors, numbers.astype(np.int8).view(np.uint8)])
 
 
-def _q4_0(_: TensorType, blocks: Bytes, steps: Bytes, numbers: Floats) -> Bytes:
+def _q4_0(_: TensorType, blocks: Bytes, factors: Bytes, numbers: Floats) -> Bytes:
     halves = (numbers + 8).astype(np.uint8).reshape(-1, 2, 16)
-    return np.hstack([steps.repeat(8, axis=0), halves[:, 0] | halves[:, 1] << 4])
+    return np.hstack([factors.repeat(8, axis=0), halves[:, 0] | halves[:, 1] << 4])
 
 
-def _q6_k(kind: TensorType, blocks: Bytes, steps: Bytes, numbers: Floats) -> Bytes:
+def _q6_k(kind: TensorType, blocks: Bytes, factors: Bytes, numbers: Floats) -> Bytes:
     scales = _SCALES[kind](blocks)
     each = numbers.reshape(-1, 16, 16)
     whole = np.divide(each, scales[..., None], out=np.zeros_like(each), where=scales[..., None] != 0)
@@ -67,8 +67,8 @@ def _q6_k(kind: TensorType, blocks: Bytes, steps: Bytes, numbers: Floats) -> Byt
     low, high = codes & 15, codes >> 4
     nibbles = low[:, :, :2] | low[:, :, 2:] << 4
     bits = high[:, :, 0] | high[:, :, 1] << 2 | high[:, :, 2] << 4 | high[:, :, 3] << 6
-    rows = len(blocks)
-    return np.hstack([nibbles.reshape(rows, -1), bits.reshape(rows, -1), scales.astype(np.int8).view(np.uint8), steps])
+    parts = nibbles.reshape(len(blocks), -1), bits.reshape(len(blocks), -1), scales.astype(np.int8).view(np.uint8)
+    return np.hstack([*parts, factors])
 
 
 def _scales_of_q3_k(blocks: Bytes) -> NDArray[np.int32]:

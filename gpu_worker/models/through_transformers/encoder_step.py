@@ -78,7 +78,7 @@ class _Reach:
 class EncoderStep:
     """A step: which of its tokens the encoder has read, and what those of the decoder see.
 
-    What a model is given has a row even where there is no such token. Nobody sees what comes of it.
+    If it has no token of the encoder, or none of the decoder, the model gets one row for it, whose result is ignored.
     """
 
     def __init__(

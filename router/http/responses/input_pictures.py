@@ -1,7 +1,7 @@
 """The pictures of a conversation: as parts of its items, and what a record keeps of them.
 
-A response that follows shows them as they were: what was fetched for one is kept with it. Where there is no room for
-that, a response that follows is refused.
+A record keeps the files that were fetched, so a response that follows shows the same pictures. Where that is too much,
+none is kept, and a response that follows is refused.
 """
 
 import base64

@@ -1,4 +1,4 @@
-"""What the ranks of a GPT-like decoder tell each other, in memory that all of them map."""
+"""The memory, mapped by all ranks of a GPT-like decoder, through which they exchange activations and orders."""
 
 import math
 

@@ -1,8 +1,7 @@
 """A rank's part of a GPT-like decoder, and how it meets the others.
 
 A rank computes the attention of some KV heads and some rows of every matrix; norms and sums of single numbers are
-computed by all. Nothing that is written before a meeting is written again before all have read it: between two uses of
-one name there is a meeting that a rank comes to after it has read the first.
+computed by all. A rank reads what others wrote before it comes to the next meeting, so no rank overwrites it too early.
 """
 
 from collections.abc import Sequence

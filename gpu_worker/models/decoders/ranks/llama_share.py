@@ -24,8 +24,8 @@ class LlamaShare:
     kv_heads: ShareSpan
     hidden: ShareSpan
     inner: ShareSpan
-    expert_inner: ShareSpan  # of each expert, and of the one that all tokens ask
-    shared_inner: ShareSpan
+    expert_inner: ShareSpan  # of each expert
+    shared_inner: ShareSpan  # of the one that all tokens ask
     vocab: ShareSpan
     layers: ShareSpan
 
