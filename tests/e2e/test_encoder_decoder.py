@@ -1,15 +1,13 @@
 """Streams of models with an encoder survive kill -9, moves and swaps, and share the blocks of equal prompts alone."""
 
 import asyncio
-import json
-import urllib.error
-import urllib.request
 
 import pytest
 from encoded_types import TinyEncoded
 from live.cluster import Shape
 from live.fixtures import whole
 from live.moves import migrate
+from live.posts import post_json
 from live.reader import Reader
 
 from octavo.client import SamplingParams
@@ -60,16 +58,7 @@ def swap(cluster, request_id, operation):
 
 
 def post(cluster, body):
-    request = urllib.request.Request(
-        f"http://{cluster.http_endpoints[0]}/v1/completions",
-        json.dumps(body).encode(),
-        {"Content-Type": "application/json"},
-    )
-    try:
-        with urllib.request.urlopen(request, timeout=WAIT_S) as answer:
-            return answer.status, json.load(answer)
-    except urllib.error.HTTPError as error:
-        return error.code, json.load(error)
+    return post_json(cluster, "/v1/completions", body, WAIT_S)
 
 
 @pytest.mark.parametrize("tiny", ["bart", "t5-gated"], indirect=True)

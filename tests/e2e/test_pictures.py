@@ -2,14 +2,12 @@
 
 import asyncio
 import itertools
-import json
-import urllib.error
-import urllib.request
 
 import pytest
 from folder_qwen_vl import data_url, file_of, folder_qwen_vl, picture, shown, text_part
 from live.cluster import Shape
 from live.fixtures import whole
+from live.posts import post_json
 from live.reader import Reader
 from redis import Redis
 
@@ -121,16 +119,7 @@ async def test_equal_pictures_share_blocks_and_others_do_not(sighted):
 
 
 def post(cluster, body):
-    request = urllib.request.Request(
-        f"http://{cluster.http_endpoints[0]}/v1/chat/completions",
-        json.dumps(body).encode(),
-        {"Content-Type": "application/json"},
-    )
-    try:
-        with urllib.request.urlopen(request, timeout=WAIT_S) as answer:
-            return answer.status, json.load(answer)
-    except urllib.error.HTTPError as error:
-        return error.code, json.load(error)
+    return post_json(cluster, "/v1/chat/completions", body, WAIT_S)
 
 
 async def test_http_takes_pictures_and_refuses_what_is_none(sighted):

@@ -13,10 +13,11 @@ import torch
 from effort import diagonal
 from gguf_models import write_gguf
 from instruction_sets import ISAS
+from span_batches import batch_of_spans
 from steps import Piece, step_of
 from transformers_types import MIXTURES, SMALL, TYPES
 
-from gpu_worker.ops import make_batch, native
+from gpu_worker.ops import native
 from gpu_worker.running.model_runner import ModelRunner
 from octavo.request.sampling import SamplingParams, TokenScore
 
@@ -99,16 +100,7 @@ def logits_of(runner: ModelRunner, sequences: list[list[int]], steps: Steps) -> 
     tables = [order[i * width : (i + 1) * width] for i in range(len(sequences))]
     found: list[dict[int, torch.Tensor]] = [{} for _ in sequences]
     for spans in steps:
-        places = [(i, p) for i, first, end in spans for p in range(first, end)]
-        batch = make_batch(
-            [sequences[i][p] for i, p in places],
-            [p for _, p in places],
-            [tables[i][p // size] * size + p % size for i, p in places],
-            [end - first for _, first, end in spans],
-            [end for _, _, end in spans],
-            [tables[i] for i, _, _ in spans],
-            torch.device("cpu"),
-        )
+        places, batch = batch_of_spans(sequences, spans, tables, size)
         rows = torch.tensor([row for row, (_, p) in enumerate(places) if p >= SPLIT - 4], dtype=torch.int64)
         with torch.inference_mode():
             logits = runner._decoder.logits(runner._decoder.forward(batch, runner._arena.layers, rows))

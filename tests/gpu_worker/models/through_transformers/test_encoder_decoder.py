@@ -9,8 +9,9 @@ import torch
 from effort import diagonal, some
 from encoded_types import ENCODED_TYPES, TinyEncoded
 from same_bits import FAULTS, Engine, Engines, draw_cases
+from span_batches import batch_of_spans
 
-from gpu_worker.ops import make_batch, native
+from gpu_worker.ops import native
 from gpu_worker.ops.batch import EncodedRows
 from gpu_worker.running.model_runner import ModelRunner
 from octavo.request.errors import BadModel, InvalidArgument
@@ -50,16 +51,7 @@ def run(runner: ModelRunner, sequences: list[tuple[list[int], list[int]]], steps
     tables = [order[i * width : (i + 1) * width] for i in range(len(whole))]
     found: list[dict[int, torch.Tensor]] = [{} for _ in whole]
     for spans in steps:
-        places = [(i, p) for i, first, end in spans for p in range(first, end)]
-        batch = make_batch(
-            [whole[i][p] for i, p in places],
-            [p for _, p in places],
-            [tables[i][p // size] * size + p % size for i, p in places],
-            [end - first for _, first, end in spans],
-            [end for _, _, end in spans],
-            [tables[i] for i, _, _ in spans],
-            torch.device("cpu"),
-        )
+        places, batch = batch_of_spans(whole, spans, tables, size)
         lengths = [len(sequences[i][0]) for i, _, _ in spans]
         states = [decoder.encode(sequences[i][0])[first:end] for i, first, end in spans]
         batch.encoded = EncodedRows(lengths, torch.cat(states))
