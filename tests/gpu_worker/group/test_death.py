@@ -37,6 +37,16 @@ def seconds_until(fails: Callable[[], None], most_s: float = 20.0) -> float:
     return time.monotonic() - began
 
 
+def expect_the_end(llm: LLM, runner: GroupRunner, says: str) -> None:
+    """A long step ends with the reason, in time, and the group stays ended."""
+    began = time.monotonic()
+    with pytest.raises(RankFailed, match=says):
+        llm.generate("a", LONG, use_tqdm=False)
+    assert time.monotonic() - began < 10
+    with pytest.raises(RankFailed, match=says):
+        runner.check_device()
+
+
 @pytest.mark.parametrize("kind", ["Mixtral", "GPT2"])
 def test_a_rank_that_is_killed_in_a_step_of_experts_or_of_gpt_ends_the_group(
     group: Callable[..., GroupRunner], folders: Callable[[str], Path], kind: str
@@ -47,12 +57,7 @@ def test_a_rank_that_is_killed_in_a_step_of_experts_or_of_gpt_ends_the_group(
         llm = LLM(str(folders(kind)), runner=runner)
         llm.generate("a", SamplingParams(max_tokens=1), use_tqdm=False)
         threading.Timer(0.2, os.kill, (runner.rank_pids[0], signal_)).start()
-        began = time.monotonic()
-        with pytest.raises(RankFailed, match=says):
-            llm.generate("a", LONG, use_tqdm=False)
-        assert time.monotonic() - began < 10
-        with pytest.raises(RankFailed, match=says):
-            runner.check_device()
+        expect_the_end(llm, runner, says)
 
 
 @pytest.mark.parametrize("idle", [True, False])
@@ -72,12 +77,7 @@ def test_a_rank_that_is_lost_ends_the_group(
             assert seconds_until(runner.check_device) < 5
     else:
         threading.Timer(0.2, os.kill, (lost, signal_)).start()
-    began = time.monotonic()
-    with pytest.raises(RankFailed, match=says):
-        llm.generate("a", LONG, use_tqdm=False)
-    assert time.monotonic() - began < 10
-    with pytest.raises(RankFailed, match=says):
-        runner.check_device()
+    expect_the_end(llm, runner, says)
 
 
 class PoorRank(RankProcess):
