@@ -9,8 +9,6 @@ import argparse
 import os
 import sys
 import tempfile
-import time
-from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -21,6 +19,7 @@ import torch
 import transformers
 from _service import describe_machine
 from _steps import CONTEXT, PROMPT, decode, prompt
+from _table import clocked
 
 from gpu_worker.ops import native
 from gpu_worker.ops.native_cpu import NativeCpuOps
@@ -52,12 +51,6 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {  # the class of the configur
     ),
     "jamba": ("Jamba", {"num_experts": 1, "attn_layer_period": 4, "attn_layer_offset": 3, "mamba_dt_rank": 64}),
 }
-
-
-def timed(call: Callable[[], object]) -> float:
-    began = time.perf_counter()
-    call()
-    return time.perf_counter() - began
 
 
 def _begin(runner: ModelRunner) -> None:
@@ -97,7 +90,7 @@ def main() -> None:
         for turn in range(args.repeats + 1):
             for name, recurrence in (("torch", ReferenceOps.linear_recurrence), ("kernel", kernel)):
                 NativeCpuOps.linear_recurrence = recurrence
-                taken = timed(step)
+                taken = clocked(step)()
                 if turn:
                     seconds.setdefault(name, []).append(taken)
         speeds = {name: count / median(times) for name, times in seconds.items()}

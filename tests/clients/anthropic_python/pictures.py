@@ -13,7 +13,7 @@ code = re.findall(r"```python\n(.*?)```", Path(page).read_text(encoding="utf-8")
 code = code.replace("http://127.0.0.1:58051", base).replace("Qwen2.5-VL-3B-Instruct", model)
 example: dict = {}
 code = code.replace("max_tokens=60", "max_tokens=8, extra_body={'temperature': 0}")
-exec(compile(code, page, "exec"), example)  # noqa: S102
+exec(compile(code, page, "exec"), example)  # noqa: S102  what the page tells users to run, and not a copy of it
 client, anthropic, blocks, answer = (example[name] for name in ("client", "anthropic", "blocks", "answer"))
 asked = {"model": model, "max_tokens": 8, "extra_body": {"temperature": 0}}
 turns = [{"role": "user", "content": blocks}]
