@@ -3,16 +3,18 @@
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 
-Work = Callable[[], Mapping[int, bytes]]
+from gpu_worker.steps.mask import Mask
+
+Work = Callable[[], Mapping[int, Mask]]
 
 
-class LateMasks(Mapping[int, bytes]):
+class LateMasks(Mapping[int, Mask]):
     """The masks of one step, by sample. Whoever looks at one waits until all are there, and gets what went wrong."""
 
     def __init__(self, executor: ThreadPoolExecutor, work: Work) -> None:
         self._found = executor.submit(work)
 
-    def __getitem__(self, sample: int) -> bytes:
+    def __getitem__(self, sample: int) -> Mask:
         return self._found.result()[sample]
 
     def __iter__(self) -> Iterator[int]:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from gpu_worker.steps.mask import Mask
 from octavo.request.errors import ConstraintDiverged, ConstraintUnmet, Failure
 
 
@@ -21,26 +22,30 @@ class Grammar:
 
     def matcher(self) -> "Matcher":
         """A matcher for the output of one branch."""
-        return Matcher(self.start.deep_copy(), bytes(self.mask_bytes))
+        return Matcher(self.start.deep_copy(), self.mask_bytes)
 
 
 class Matcher:
     """One branch's. Not thread-safe."""
 
-    def __init__(self, matcher: Any, nothing: bytes) -> None:
+    def __init__(self, matcher: Any, mask_bytes: int) -> None:
         self._matcher = matcher
-        self._nothing = nothing  # a mask that allows no token
+        self._mask_bytes = mask_bytes
         self._num_matched = 0
         self._failure: Failure | None = None
 
-    def mask(self, tokens: Sequence[int], num_prompt: int) -> bytes:
-        """The tokens that may come after a branch's tokens: a bit for each. None are left after a failure."""
+    def mask(self, tokens: Sequence[int], num_prompt: int, room: Mask | None = None) -> Mask:
+        """The tokens that may come after a branch's tokens, written into `room`. None are left after a failure."""
+        room = room or Mask(bytearray(self._mask_bytes), self._mask_bytes)
         if self._failure is None:
             self._catch_up(tokens[num_prompt + self._num_matched :])
+        if self._failure is None:
+            self._matcher.unsafe_compute_mask_ptr(room.address, room.size)
+            if self._matcher.is_error():
+                self._too_complex()
         if self._failure is not None:
-            return self._nothing
-        mask: bytes = self._matcher.compute_bitmask()
-        return self._too_complex() if self._matcher.is_error() else mask
+            room.write(bytes(room.size))
+        return room
 
     def forced(self, tokens: Sequence[int], num_prompt: int) -> list[int]:
         """Tokens that must come after a branch's tokens, because no other ones may; perhaps not all of them."""
@@ -86,8 +91,7 @@ class Matcher:
             message = f"output token {self._num_matched + 1} is none that the constraint allows there"
             self._failure = ConstraintDiverged(message).failure()
 
-    def _too_complex(self) -> bytes:
+    def _too_complex(self) -> None:
         why = self._matcher.get_error().splitlines()[0][:200]
         message = f"after {self._num_matched} tokens the constraint became too complex: simplify it ({why})"
         self._failure = ConstraintUnmet(message).failure()
-        return self._nothing

@@ -140,8 +140,8 @@ class CudaSampler(Sampler):
 
     def _masked(self, x: Tensor, masked: Sequence[int], branches: Sequence[Seat]) -> tuple[Tensor, Tensor]:
         """A copy of `x` with what masks leave, and which of the masked rows had good logits. Bad ones become NaN."""
-        masks = torch.from_numpy(packed_masks(branches, self.vocab_size)[1])
-        rows, words = packed([torch.tensor(masked), masks], self._device)
+        mask_of, masks = packed_masks(branches, self.vocab_size)
+        rows, words = packed([torch.tensor(masked), torch.from_numpy(masks[mask_of[masked]])], self._device)
         before = x.index_select(0, rows).float()
         good = before.amax(-1).isfinite()
         left = confine(before, words).masked_fill_(~good.unsqueeze(1), torch.nan)

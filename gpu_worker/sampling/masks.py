@@ -4,6 +4,7 @@ A mask acts on the draw alone. Log probabilities are those of the logits before 
 says how likely the model held it.
 """
 
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -17,12 +18,17 @@ Words = NDArray[np.int32]
 
 
 def packed_masks(branches: Sequence[Seat], vocab_size: int) -> tuple[Words, Words]:
-    """For each branch which mask it has (-1: none), and the masks [number, words] in words of 32 bits."""
+    """For each branch the number of its mask (-1: none), and the masks [number, words]: those of a step as they lie."""
     size = -(-vocab_size // 32) * 4
-    masks = [branch.mask[:size].ljust(size, b"\0") for branch in branches if branch.mask is not None]
-    has_mask = np.array([branch.mask is not None for branch in branches])
-    numbers = np.where(has_mask, np.cumsum(has_mask) - 1, -1).astype(np.int32)
-    return numbers, np.frombuffer(bytearray().join(masks), dtype=np.int32).reshape(len(masks), size // 4)
+    masks = [branch.mask for branch in branches if branch.mask is not None]
+    buffer = masks[0].buffer
+    if masks[0].size == size and all(mask.buffer is buffer for mask in masks):
+        numbers = [-1 if branch.mask is None else branch.mask.row for branch in branches]
+    else:
+        buffer = bytearray().join(bytes(mask)[:size].ljust(size, b"\0") for mask in masks)
+        count = itertools.count()
+        numbers = [-1 if branch.mask is None else next(count) for branch in branches]
+    return np.array(numbers, np.int32), np.frombuffer(buffer, np.int32).reshape(-1, size // 4)
 
 
 def confine(x: Tensor, masks: Tensor) -> Tensor:

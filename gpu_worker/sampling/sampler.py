@@ -126,8 +126,8 @@ class Sampler:
         places = [place for place, i in enumerate(wide) if branches[i].mask is not None and tokens[i] != BAD_LOGITS]
         if not places:
             return x
-        masks = packed_masks([branches[wide[place]] for place in places], self.vocab_size)[1]
-        left = confine(_select(x, places), torch.from_numpy(masks).to(x.device))
+        rows, masks = packed_masks([branches[wide[place]] for place in places], self.vocab_size)
+        left = confine(_select(x, places), torch.from_numpy(masks[rows]).to(x.device))
         maxima, best = peaks(left)
         tokens[[wide[place] for place in places]] = np.where(np.isfinite(maxima), best, NOTHING_LEFT)
         return x.index_copy(0, torch.tensor(places, device=x.device), left)

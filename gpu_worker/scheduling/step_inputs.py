@@ -3,10 +3,12 @@
 from concurrent.futures import ThreadPoolExecutor
 
 from gpu_worker.constraints.late_masks import LateMasks
+from gpu_worker.constraints.matcher import Grammar
 from gpu_worker.scheduling.state.pooling import Pooling
 from gpu_worker.scheduling.state.sequence import Branch
 from gpu_worker.scheduling.state.step import Chunk, StepPlan
 from gpu_worker.scheduling.state.workload import Workload
+from gpu_worker.steps.mask import Mask
 from gpu_worker.steps.pooling import PooledChunk
 from gpu_worker.steps.step_input import KnownTokens, OpenedSeat, StepInput, TableChange, ints, longs
 from octavo.pictures.picture import pack_pictures
@@ -82,13 +84,13 @@ class StepInputs:
 
     def _mask(self, plan: StepPlan) -> None:
         """Gives a mask to each sample of a branch that has a grammar, computed beside the model: only a draw asks."""
-        wanted: list[tuple[int, Branch, bytes | None]] = []
+        wanted: list[tuple[int, Branch, Grammar, bytes | None]] = []
         place = 0
         for chunk in plan.chunks:
-            if chunk.branch.sequence.grammar is not None:
+            if (grammar := chunk.branch.sequence.grammar) is not None:
                 for number, branch in enumerate(chunk.samples):
                     drafted = chunk.draft_masks[number - 1] if number and chunk.drafts else None
-                    wanted.append((place + number, branch, drafted))
+                    wanted.append((place + number, branch, grammar, drafted))
             place += len(chunk.samples)
         if wanted:
             plan.input.masks = self._late = LateMasks(self._executor, lambda: _masks_of(wanted))
@@ -129,15 +131,17 @@ class StepInputs:
         return slots
 
 
-def _masks_of(wanted: list[tuple[int, Branch, bytes | None]]) -> dict[int, bytes]:
-    found: dict[int, bytes] = {}
-    for sample, branch, drafted in wanted:
-        if drafted is None and branch.matcher is None and branch.sequence.grammar is not None:
-            branch.matcher = branch.sequence.grammar.matcher()
-        if (mask := drafted) is None and branch.matcher is not None:
-            mask = branch.matcher.mask(branch.tokens, branch.num_prompt)
-        if mask is not None:
-            found[sample] = mask
+def _masks_of(wanted: list[tuple[int, Branch, Grammar, bytes | None]]) -> dict[int, Mask]:
+    size = wanted[0][2].mask_bytes  # of the model's vocabulary
+    buffer, found = bytearray(len(wanted) * size), dict[int, Mask]()
+    for row, (sample, branch, grammar, drafted) in enumerate(wanted):
+        found[sample] = mask = Mask(buffer, size, row)
+        if drafted is not None:
+            mask.write(drafted)
+            continue
+        if branch.matcher is None:
+            branch.matcher = grammar.matcher()
+        branch.matcher.mask(branch.tokens, branch.num_prompt, mask)
     return found
 
 

@@ -3,6 +3,7 @@
 from array import array
 from dataclasses import dataclass, field
 
+from gpu_worker.steps.mask import Mask
 from gpu_worker.steps.step_input import StepInput, ints
 from octavo.pictures.picture import Picture, parse_pictures
 from octavo.request.sampling import SamplingParams
@@ -26,7 +27,7 @@ class Seat:
     num_encoded: int = 0  # how many of its leading tokens an encoder reads
     encoded: list[int] = field(default_factory=list)  # all of these, until their keys and values are there
     encoding: object = None  # what the encoder gave for them, which is the runner's own, until then
-    mask: bytes | None = None  # the tokens that may come next; None: all
+    mask: Mask | None = None  # the tokens that may come next; None: all
     table: "array[int]" = field(default_factory=ints)  # int32: its blocks
     drafts: list[int] = field(default_factory=list)
     base: "Seat | None" = None  # the branch without the drafts that are among the tokens here

@@ -17,6 +17,7 @@ from types import MappingProxyType
 from typing import Any, get_type_hints
 from zlib import crc32
 
+from gpu_worker.steps.mask import Mask
 from gpu_worker.steps.pooling import PooledChunk
 from octavo.pooling.params import PoolKind
 from octavo.request.ids import BlockId, HostBlockId
@@ -185,7 +186,7 @@ class StepInput:
     sample_tokens: "array[int]" = field(default_factory=ints)  # from the logits of which token
     sample_seats: "array[int]" = field(default_factory=ints)  # whose parameters and history count
     sample_branches: "array[int]" = field(default_factory=ints)  # index of the branch, which its draws depend on
-    masks: Mapping[int, bytes] = field(default_factory=dict)  # by sample: a bit per token of the vocabulary, 1: allowed
+    masks: Mapping[int, Mask] = field(default_factory=dict)  # by sample
     scored: list[KnownTokens] = field(default_factory=list)  # for prompt_logprobs, and cumulative_logprob of a replay
     pooled: list[PooledChunk] = field(default_factory=list)  # whose hidden states are wanted, in the order of chunks
 
@@ -212,7 +213,7 @@ class StepInput:
         out.put(ints(self.spoil))
         out.put(ints(self.masks))
         for mask in self.masks.values():
-            out.put(array("B", mask))
+            out.put(array("B", bytes(mask)))
         for opened in self.opened:
             out.put(ints((opened.seat, opened.num_prompt, opened.adapter, opened.num_encoded)))
             out.put(opened.tokens)
@@ -256,7 +257,7 @@ class StepInput:
             numbers = iter(take("i"))
             setattr(step, name, list(zip(numbers, numbers, strict=True)))
         step.spoil = list(map(BlockId, take("i")))
-        step.masks = {sample: take("B").tobytes() for sample in take("i")}
+        step.masks = {sample: Mask.of(take("B").tobytes()) for sample in take("i")}
         for _ in range(num_opened):
             seat, num_prompt, adapter, num_encoded = take("i")
             tokens, root, params = take("q"), take("B").tobytes(), params_from_bytes(take("B").tobytes())

@@ -15,6 +15,7 @@ from functools import cached_property
 from hashlib import blake2b
 from typing import TypedDict, Unpack
 
+from gpu_worker.steps.mask import Mask
 from gpu_worker.steps.pooling import PooledChunk, added
 from gpu_worker.steps.runner import NOTHING_LEFT, BlocksInPlace, PictureMemory, RunnerInfo, StepOutput
 from gpu_worker.steps.seats import Seat, Seats
@@ -178,12 +179,12 @@ class Chooser:
         if not self._ids:
             raise ValueError("vocab_size: every token would be an end of sequence")
 
-    def token(self, state: int, params: SamplingParams, branch: int, index: int, mask: bytes | None = None) -> int:
+    def token(self, state: int, params: SamplingParams, branch: int, index: int, mask: Mask | None = None) -> int:
         if not params.greedy and not params.beam_width:
             state = mix(state, (params.seed or 0) + 1, branch + 1, index + 1)
         if mask is None:
             return self._ids[state % len(self._ids)]
-        left = allowed_by(mask, self._vocab_size)
+        left = allowed_by(bytes(mask), self._vocab_size)
         return left[state % len(left)] if left else NOTHING_LEFT
 
     def top(self, state: int, count: int) -> tuple[tuple[int, float], ...]:

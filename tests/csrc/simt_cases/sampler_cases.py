@@ -55,6 +55,7 @@ def same(got: Any, want: Any) -> None:
 
 
 def branch(rng: Any, vocabulary: int) -> Any:
+    from gpu_worker.steps.mask import Mask
     from gpu_worker.steps.seats import Seat
     from octavo.request.sampling import SamplingParams
 
@@ -86,6 +87,6 @@ def branch(rng: Any, vocabulary: int) -> Any:
     output = rng.integers(0, vocabulary, int(rng.integers(0, 4))).tolist()
     seat = Seat(params, [*prompt, *output], len(prompt), int(rng.integers(3)))
     seat.mask = maybe(
-        lambda: np.packbits(rng.random(vocabulary) < rng.choice([0, 0.02, 0.5]), bitorder="little").tobytes()
+        lambda: Mask.of(np.packbits(rng.random(vocabulary) < rng.choice([0, 0.02, 0.5]), bitorder="little").tobytes())
     )
     return seat

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from gpu_worker.constraints.grammars import Grammars
+from gpu_worker.steps.mask import Mask
 from gpu_worker.testing.fake_runner import FakeRunner
 from octavo.request.errors import InvalidArgument, Mismatch, NoTokenizer
 from octavo.request.sampling import Constraint, Shape
@@ -35,8 +36,8 @@ def grammars() -> Grammars:
     return Grammars(FakeRunner().info)
 
 
-def allowed(mask: bytes) -> list[int]:
-    return [8 * place + bit for place, byte in enumerate(mask) for bit in range(8) if byte >> bit & 1]
+def allowed(mask: Mask) -> list[int]:
+    return [8 * place + bit for place, byte in enumerate(bytes(mask)) for bit in range(8) if byte >> bit & 1]
 
 
 @pytest.mark.parametrize("constraint", CONSTRAINTS, ids=lambda each: each.shape)
@@ -73,7 +74,7 @@ def test_what_comes_after_drafts_is_what_comes_after_tokens(grammars, constraint
             )
             masks = live.draft_masks(drafts)
             for place, mask in enumerate(masks):
-                assert mask == grammar.matcher().mask([*tokens, *drafts[: place + 1]], 0)
+                assert mask == bytes(grammar.matcher().mask([*tokens, *drafts[: place + 1]], 0))
             assert live.mask(tokens, 0) == grammar.matcher().mask(tokens, 0)
             tokens.append(rng.choice([token for token in choices if token]))
     assert num_forced or constraint.shape in (Shape.JSON_OBJECT, Shape.REGEX, Shape.LARK)

@@ -9,11 +9,13 @@ import torch
 from gpu_worker.ops import native
 from gpu_worker.sampling.native_sampler import NativeSampler
 from gpu_worker.sampling.sampler import Sampler
+from gpu_worker.steps.mask import Mask
 from gpu_worker.steps.runner import BAD_LOGITS, NOTHING_LEFT
 from gpu_worker.steps.seats import Seat
 from octavo.request.sampling import SamplingParams
 
 VOCABULARY = 300
+WORDS = -(-VOCABULARY // 32)
 
 
 @pytest.fixture(params=["definition", "native"])
@@ -40,8 +42,21 @@ def random_params(rng: np.random.Generator) -> SamplingParams:
     )
 
 
-def mask_of(allowed: np.ndarray) -> bytes:
-    return np.packbits(allowed, bitorder="little").tobytes()
+def mask_of(allowed: np.ndarray) -> Mask:
+    return Mask.of(np.packbits(allowed, bitorder="little").tobytes())
+
+
+def masks_of(rng: np.random.Generator, allowed: list[np.ndarray]) -> list[Mask]:
+    """Masks of their own, or rows of one buffer in any order, as wide as the vocabulary is or wider."""
+    masks = [mask_of(each) for each in allowed]
+    if rng.random() < 0.3:
+        return masks
+    size = WORDS * 4 if rng.random() < 0.8 else WORDS * 4 + 4
+    buffer = bytearray(size * len(masks))
+    rows = [Mask(buffer, size, int(row)) for row in rng.permutation(len(masks))]
+    for row, mask in zip(rows, masks, strict=True):
+        row.write(bytes(mask).ljust(size, b"\0"))
+    return rows
 
 
 def test_a_mask_draws_as_a_ban_of_all_others_and_scores_as_if_there_were_none(sampler: Sampler):
@@ -52,8 +67,8 @@ def test_a_mask_draws_as_a_ban_of_all_others_and_scores_as_if_there_were_none(sa
         branches = [Seat(random_params(rng), [3, 5, 7, 7], 2, int(rng.integers(3))) for _ in range(num)]
         allowed = [rng.random(VOCABULARY) < rng.choice([0.005, 0.3, 0.95, 1.0]) for _ in range(num)]
         free = [Seat(b.params, b.tokens, b.num_prompt, b.index) for b in branches]
-        for branch, each in zip(branches, allowed, strict=True):
-            branch.mask = mask_of(each)
+        for branch, mask in zip(branches, masks_of(rng, allowed), strict=True):
+            branch.mask = mask
         banned = [
             Seat(
                 dataclasses.replace(b.params, banned_token_ids=tuple(np.flatnonzero(~each).tolist()), logprobs=None),

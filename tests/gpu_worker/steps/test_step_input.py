@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpu_worker.steps.mask import Mask
 from gpu_worker.steps.pooling import PooledChunk
 from gpu_worker.steps.seats import Seats
 from gpu_worker.steps.step_input import (
@@ -53,7 +54,7 @@ inputs = st.builds(
     timed=st.booleans(),
     num_decodes=large,
     num_drafted=large,
-    masks=st.dictionaries(small, st.binary(max_size=5), max_size=3),
+    masks=st.dictionaries(small, st.binary(max_size=5).map(Mask.of), max_size=3),
     opened=st.lists(
         st.builds(
             *(OpenedSeat, small, params, small, many_longs, st.binary(max_size=33), small),
