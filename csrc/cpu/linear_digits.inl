@@ -232,7 +232,7 @@ class DigitTiles {
 
 #endif
 
-#if defined(__AVX2__) && !defined(__AVX512VNNI__)
+#if !defined(__AVX512VNNI__)
 #include "linear_wide.inl"
 #endif
 
@@ -249,11 +249,6 @@ __attribute__((noinline)) void digit_columns(const LinearJob& job, std::int64_t 
 template <Format kFormat>
 void digit_rows(const LinearJob& job, std::int64_t row, std::int64_t end, [[maybe_unused]] float* scratch) {
     std::int64_t first = 0;
-#if defined(__AVX2__) && !defined(__AVX512VNNI__)
-    if (job.columns >= kFewestWide<kFormat>) {
-        return wide_rows<kFormat>(job, row, end, scratch);
-    }
-#endif
 #if defined(OCTAVO_TILES)
     if constexpr (kFormat != Format::kQ6K) {  // whose halves of blocks would take twice the tiles: vectors are as fast
         static constexpr TileShapes kShapes = digit_shapes();
@@ -265,13 +260,20 @@ void digit_rows(const LinearJob& job, std::int64_t row, std::int64_t end, [[mayb
         }
     }
 #endif
-    each_columns<8>(job.columns - first, [&](auto count, std::int64_t column) {
-        digit_columns<kFormat, decltype(count)::kColumns>(job, row, end, first + column);
-    });
+#if !defined(__AVX512VNNI__)
+    if (job.columns - first >= kFewestWide<kFormat>) {
+        return wide_rows<kFormat>(job, row, end, first, scratch);
+    }
+#endif
+    if constexpr (kDigitsApart) {
+        each_columns<8>(job.columns - first, [&](auto count, std::int64_t column) {
+            digit_columns<kFormat, decltype(count)::kColumns>(job, row, end, first + column);
+        });
+    }
 }
 
 std::int64_t digit_scratch([[maybe_unused]] const LinearJob& job) {
-#if defined(__AVX2__) && !defined(__AVX512VNNI__)
+#if !defined(__AVX512VNNI__)
     return wide_scratch(job);
 #else
     return 0;

@@ -74,6 +74,7 @@ struct Rows8 {
     }
     static F add_pair(F sum, Pair w, Two x) { return fma(second(w), x.second, fma(first(w), x.first, sum)); }
 
+#if defined(__AVX2__)
     // The products of a block's numbers with kColumns blocks of inputs: integers, as floats.
     template <int kColumns>
     static void dots4(const std::uint8_t* p, const InputBlock* inputs, F* dots) {
@@ -121,6 +122,7 @@ struct Rows8 {
   private:
     // Rounded once, as the integer would be.
     static F both(F high, F low) { return fma8(high, set8(kDigit), low); }
+#endif
 };
 
 #if defined(__AVX512VNNI__) && defined(__AVX512F__)

@@ -115,6 +115,69 @@ inline F8 dot_bytes(const Bytes& b, const std::int8_t* a) {
     return _mm256_cvtepi32_ps(sum);
 }
 
+// Numbers of 16 bits, two neighbours of k in each of eight rows, and sums of their products.
+constexpr bool kDigitsApart = true;  // the products above are quicker for one column
+constexpr int kWideColumns = 4;      // whose sums registers have room for
+using Pairs8 = __m256i;
+using Whole8 = __m256i;
+inline Pairs8 pairs_of(const std::int16_t* p) { return _mm256_load_si256(reinterpret_cast<const __m256i*>(p)); }
+inline Pairs8 same_pairs(const std::int16_t* x) {
+    std::int32_t both;
+    std::memcpy(&both, x, 4);
+    return _mm256_set1_epi32(both);
+}
+inline Whole8 times8(Pairs8 a, Pairs8 b) { return _mm256_madd_epi16(a, b); }
+inline Whole8 add8(Whole8 a, Whole8 b) { return _mm256_add_epi32(a, b); }
+inline F8 to_float8(Whole8 a) { return _mm256_cvtepi32_ps(a); }
+inline void as_is(Whole8& a) { __asm__("" : "+x"(a)); }
+
+// The numbers of eight rows in 16 bits, to[k / 2][row]: of each four neighbours the first and the third lie together,
+// then the others.
+template <Format kFormat>
+inline void spread_rows(const std::uint8_t* p, const std::uint8_t* high, std::int16_t (*to)[2]) {
+    constexpr bool kSigned = kFormat == Format::kQ8 || kFormat == Format::kQ6K;
+    __m256i bytes[8];
+    const auto take = [&](const auto& from, int first, int count) {
+        for (int i = 0; i < count; ++i) {
+            bytes[first + i] = from.piece[i];
+        }
+    };
+    if (kFormat == Format::kQ8) {
+        take(bytes_of(p), 0, 8);
+    } else if (kFormat == Format::kQ6K) {
+        take(sixes_of(p, high, 0), 0, 4);
+        take(sixes_of(p, high, 1), 4, 4);
+    } else if (kFormat == Format::kQ5K) {
+        take(fives_of(p, high), 0, 8);
+    } else if (kFormat == Format::kMxfp4) {
+        take(coded_of(p), 0, 8);
+    } else {
+        take(nibbles_of(p), 0, 8);
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; ++i, to += 2 * kGroupRows) {
+        const __m256i even = kSigned ? _mm256_srai_epi16(_mm256_slli_epi16(bytes[i], 8), 8)
+                                     : _mm256_and_si256(bytes[i], _mm256_set1_epi16(255));
+        const __m256i odd = kSigned ? _mm256_srai_epi16(bytes[i], 8) : _mm256_srli_epi16(bytes[i], 8);
+        _mm256_store_si256(reinterpret_cast<__m256i*>(to), even);
+        _mm256_store_si256(reinterpret_cast<__m256i*>(to + kGroupRows), odd);
+    }
+}
+
+// The 15 bits of 32 inputs as one number each, in that order.
+inline void widen_digits(const std::int8_t* high, const std::int8_t* low, std::int16_t* to) {
+    const __m256i order =
+        _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15));
+    const auto sixteen = [](const std::int8_t* p) {
+        return _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+    };
+    for (int k = 0; k < 32; k += 16) {
+        static_assert(kDigit == 1 << 7);
+        const __m256i number = _mm256_add_epi16(_mm256_slli_epi16(sixteen(high + k), 7), sixteen(low + k));
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + k), _mm256_shuffle_epi8(number, order));
+    }
+}
+
 // Byte (shift / 8) of each 32-bit lane, its low `mask` bits, as floats.
 struct Words {
     __m256i v;

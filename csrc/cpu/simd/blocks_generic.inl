@@ -1,5 +1,4 @@
-// Packed blocks of weights, and one digit of 32 inputs, in plain C++. Sums of whole numbers below 2^24 are exact in
-// floats, which every processor multiplies four at a time; whole numbers of 32 bits it may not.
+// Packed blocks of weights, and their products with whole inputs, in plain C++.
 
 // Of a 32-bit word for each of eight rows.
 struct Words {
@@ -12,100 +11,97 @@ inline U4 load4_words(const std::uint8_t* p) {
     return words;
 }
 
-// Calls add(i, bits) with bits [shift, shift + 8) of each word as a number, for the words of eight rows in turn.
-struct Nibbles {
-    const std::uint8_t* p;
-};
-inline Nibbles nibbles_of(const std::uint8_t* p) { return {p}; }
-inline V4 dot4_nibbles(const std::uint8_t* p, const std::int8_t* a) {
-    V4 sum{};
-    for (int k = 0; k < 16; k += 4, p += 64) {
-        U4 words = load4_words(p);
-        for (int i = k; i < k + 4; ++i, words >>= 8) {
-            sum += signed_to_float(words & 15U) * static_cast<float>(a[i]);
-            sum += signed_to_float(words >> 4 & 15U) * static_cast<float>(a[i + 16]);
-        }
-    }
-    return sum;
-}
-inline F8 dot_nibbles(const Nibbles& n, const std::int8_t* a) {
-    return {dot4_nibbles(n.p, a), dot4_nibbles(n.p + 16, a)};
-}
-// The numbers of a 5-bit block, and of half a 6-bit block, with the bits above their nibbles.
-struct Fives {
-    const std::uint8_t *p, *high;
-};
-inline Fives fives_of(const std::uint8_t* p, const std::uint8_t* high) { return {p, high}; }
-inline V4 dot4_fives(const std::uint8_t* p, const std::uint8_t* high, const std::int8_t* a) {
-    V4 sum{};
-    for (unsigned k = 0; k < 16; k += 4, p += 64) {
-        U4 words = load4_words(p), bits = load4_words(high) >> (k / 4);
-        for (unsigned i = k; i < k + 4; ++i, words >>= 8, bits >>= 8) {
-            sum += signed_to_float((words & 15U) | (bits & 1U) << 4) * static_cast<float>(a[i]);
-            sum += signed_to_float((words >> 4 & 15U) | (bits & 16U)) * static_cast<float>(a[i + 16]);
-        }
-    }
-    return sum;
-}
-inline F8 dot_fives(const Fives& n, const std::int8_t* a) {
-    return {dot4_fives(n.p, n.high, a), dot4_fives(n.p + 16, n.high + 16, a)};
-}
-// A block of codes, as numbers that are 12 larger.
-struct Coded {
-    const std::uint8_t* p;
-};
-inline Coded coded_of(const std::uint8_t* p) { return {p}; }
 inline V4 numbers4(U4 codes) {
     const V4 code = signed_to_float(codes & 7U);
     const V4 size = code + max4(code - 4.0F, V4{}) + max4(code * 2.0F - 12.0F, V4{});
     return either4((codes & 8U) != 0U, -size, size);
 }
-inline V4 dot4_coded(const std::uint8_t* p, const std::int8_t* a) {
-    V4 sum{};
-    for (int k = 0; k < 16; k += 4, p += 64) {
-        U4 words = load4_words(p);
-        for (int i = k; i < k + 4; ++i, words >>= 8) {
-            sum += (numbers4(words) + 12.0F) * static_cast<float>(a[i]);
-            sum += (numbers4(words >> 4) + 12.0F) * static_cast<float>(a[i + 16]);
-        }
-    }
-    return sum;
-}
-inline F8 dot_coded(const Coded& n, const std::int8_t* a) { return {dot4_coded(n.p, a), dot4_coded(n.p + 16, a)}; }
 
-struct Sixes {
-    const std::uint8_t *p, *high;
-    unsigned shift;  // of the half's nibbles
+// Numbers of 16 bits, two neighbours of k in each of eight rows, and sums of their products.
+constexpr bool kDigitsApart = false;  // spread numbers are quicker even for one column
+constexpr int kWideColumns = 2;       // whose sums registers have room for
+struct Pairs8 {
+    I4 low, high;
 };
-inline Sixes sixes_of(const std::uint8_t* p, const std::uint8_t* high, int half) {
-    return {p, high + 64 * half, 4 * static_cast<unsigned>(half)};
+struct Whole8 {
+    I4 low, high;
+};
+inline Pairs8 pairs_of(const std::int16_t* p) {
+    Pairs8 pairs;
+    std::memcpy(&pairs.low, p, sizeof pairs.low);
+    std::memcpy(&pairs.high, p + 8, sizeof pairs.high);
+    return pairs;
 }
-inline V4 dot4_sixes(const std::uint8_t* p, const std::uint8_t* high, unsigned shift, const std::int8_t* a) {
-    V4 sum{};
-    for (unsigned k = 0; k < 16; k += 4, p += 64) {
-        U4 words = load4_words(p) >> shift, bits = load4_words(high) >> (k / 2);
-        for (unsigned i = k; i < k + 4; ++i, words >>= 8, bits >>= 8) {
-            sum += signed_to_float(((words & 15U) | (bits & 3U) << 4) - 32U) * static_cast<float>(a[i]);
+inline Pairs8 same_pairs(const std::int16_t* x) {
+    std::int32_t both;
+    std::memcpy(&both, x, 4);
+    return {set4_int(both), set4_int(both)};
+}
+inline I4 times4(I4 a, I4 b) {
+#if defined(__SSE2__)  // x86-64's least processor multiplies pairs, but no whole numbers of 32 bits
+    return reinterpret_cast<I4>(_mm_madd_epi16(reinterpret_cast<__m128i>(a), reinterpret_cast<__m128i>(b)));
+#else
+    return (a >> 16) * (b >> 16) + (a << 16 >> 16) * (b << 16 >> 16);
+#endif
+}
+inline Whole8 times8(Pairs8 a, Pairs8 b) { return {times4(a.low, b.low), times4(a.high, b.high)}; }
+inline Whole8 add8(Whole8 a, Whole8 b) { return {a.low + b.low, a.high + b.high}; }
+inline F8 to_float8(Whole8 a) { return {__builtin_convertvector(a.low, V4), __builtin_convertvector(a.high, V4)}; }
+inline void as_is(Whole8&) {}
+
+// Of four rows the bytes of four neighbours of k: numbers, or numbers that are kOffset<kFormat> larger.
+template <Format kFormat>
+constexpr std::int16_t kOffset = kFormat == Format::kQ8    ? 128
+                                 : kFormat == Format::kQ6K ? 32
+                                                           : 0;
+template <Format kFormat>
+inline U4 four_bytes(const std::uint8_t* p, const std::uint8_t* high, unsigned four) {
+    if (kFormat == Format::kQ8) {
+        return load4_words(p + 64 * four);
+    }
+    const unsigned half = four / 4, place = four % 4;
+    U4 bytes = load4_words(p + 64 * place) >> (4 * half) & 0x0f0f0f0fU;
+    if (kFormat == Format::kQ5K) {
+        const U4 bits = load4_words(high) >> place;
+        bytes |= half == 0 ? (bits & 0x01010101U) << 4 : bits & 0x10101010U;
+    } else if (kFormat == Format::kQ6K) {
+        bytes |= (load4_words(high + 64 * half) >> (2 * place) & 0x03030303U) << 4;
+    } else if (kFormat == Format::kMxfp4) {
+        std::uint8_t codes[16];
+        std::memcpy(codes, &bytes, sizeof codes);
+        for (std::uint8_t& code : codes) {
+            code = kUnsignedCodes[code];
+        }
+        std::memcpy(&bytes, codes, sizeof codes);
+    }
+    return bytes;
+}
+
+// The numbers of eight rows in 16 bits, to[k / 2][row]: of each four neighbours the first and the third lie together,
+// then the others.
+template <Format kFormat>
+inline void spread_rows(const std::uint8_t* p, const std::uint8_t* high, std::int16_t (*to)[2]) {
+    using S8 = std::int16_t __attribute__((vector_size(16)));
+    const auto put = [](U4 numbers, std::int16_t (*at)[2]) {
+        const S8 exact = reinterpret_cast<S8>(numbers) - kOffset<kFormat>;
+        std::memcpy(at, &exact, sizeof exact);
+    };
+    for (unsigned four = 0; four < 8; ++four, to += 2 * kGroupRows) {
+        for (int row = 0; row < 8; row += 4) {
+            const U4 bytes = four_bytes<kFormat>(p + 4 * row, high + 4 * row, four);
+            put(bytes & 0x00ff00ffU, to + row);
+            put(bytes >> 8 & 0x00ff00ffU, to + kGroupRows + row);
         }
     }
-    return sum;
 }
-inline F8 dot_sixes(const Sixes& n, const std::int8_t* a) {
-    return {dot4_sixes(n.p, n.high, n.shift, a), dot4_sixes(n.p + 16, n.high + 16, n.shift, a)};
-}
-using Bytes = Nibbles;
-inline Bytes bytes_of(const std::uint8_t* p) { return {p}; }
-inline V4 dot4_bytes(const std::uint8_t* p, const std::int8_t* a) {
-    V4 sum{};
-    for (int k = 0; k < 32; k += 4, p += 64) {
-        U4 words = load4_words(p);
-        for (int i = k; i < k + 4; ++i, words >>= 8) {
-            sum += signed_to_float((words & 255U) - 128U) * static_cast<float>(a[i]);
-        }
+
+// The 15 bits of 32 inputs as one number each, in that order.
+inline void widen_digits(const std::int8_t* high, const std::int8_t* low, std::int16_t* to) {
+    for (int k = 0; k < 32; ++k) {
+        const int place = k % 4 == 1 || k % 4 == 2 ? 3 - k % 4 : k % 4;
+        to[k / 4 * 4 + place] = static_cast<std::int16_t>(kDigit * high[k] + low[k]);
     }
-    return sum;
 }
-inline F8 dot_bytes(const Bytes& b, const std::int8_t* a) { return {dot4_bytes(b.p, a), dot4_bytes(b.p + 16, a)}; }
 
 inline Words words_of(const std::uint8_t* p) { return {p}; }
 inline Words same_words(const std::uint16_t* p) { return {reinterpret_cast<const std::uint8_t*>(p), 0}; }
