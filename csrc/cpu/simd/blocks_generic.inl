@@ -20,6 +20,7 @@ inline V4 numbers4(U4 codes) {
 // Numbers of 16 bits, two neighbours of k in each of eight rows, and sums of their products.
 constexpr bool kDigitsApart = false;  // spread numbers are quicker even for one column
 constexpr int kWideColumns = 2;       // whose sums registers have room for
+using S8 = std::int16_t __attribute__((vector_size(16)));
 struct Pairs8 {
     I4 low, high;
 };
@@ -81,7 +82,6 @@ inline U4 four_bytes(const std::uint8_t* p, const std::uint8_t* high, unsigned f
 // then the others.
 template <Format kFormat>
 inline void spread_rows(const std::uint8_t* p, const std::uint8_t* high, std::int16_t (*to)[2]) {
-    using S8 = std::int16_t __attribute__((vector_size(16)));
     const auto put = [](U4 numbers, std::int16_t (*at)[2]) {
         const S8 exact = reinterpret_cast<S8>(numbers) - kOffset<kFormat>;
         std::memcpy(at, &exact, sizeof exact);
@@ -97,9 +97,16 @@ inline void spread_rows(const std::uint8_t* p, const std::uint8_t* high, std::in
 
 // The 15 bits of 32 inputs as one number each, in that order.
 inline void widen_digits(const std::int8_t* high, const std::int8_t* low, std::int16_t* to) {
-    for (int k = 0; k < 32; ++k) {
-        const int place = k % 4 == 1 || k % 4 == 2 ? 3 - k % 4 : k % 4;
-        to[k / 4 * 4 + place] = static_cast<std::int16_t>(kDigit * high[k] + low[k]);
+    for (int k = 0; k < 32; k += 16, high += 16, low += 16, to += 16) {
+        const U4 highs = load4_words(reinterpret_cast<const std::uint8_t*>(high));
+        const U4 lows = load4_words(reinterpret_cast<const std::uint8_t*>(low));
+        const auto numbers = [](U4 high_bytes, U4 low_bytes) {  // of the upper byte of each 16 bits
+            const S8 number = (reinterpret_cast<S8>(high_bytes) >> 8) * kDigit + (reinterpret_cast<S8>(low_bytes) >> 8);
+            return reinterpret_cast<U4>(number);
+        };
+        const U4 even = numbers(highs << 8, lows << 8), odd = numbers(highs, lows);
+        const U4 mixed[2] = {U4{even[0], odd[0], even[1], odd[1]}, U4{even[2], odd[2], even[3], odd[3]}};
+        std::memcpy(to, mixed, sizeof mixed);
     }
 }
 
