@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from gpu_worker.offline.prompts import TextPrompt, TokensPrompt
     from gpu_worker.offline.structured import StructuredOutputsParams
 
-# gpu_worker.sampling_params, .inputs, .outputs, .logprobs and .entrypoints.llm, which programs written for vLLM import.
+# gpu_worker.sampling_params, .inputs, .v1.engine.async_llm and others, which programs written for vLLM import.
 __path__.append(str(Path(__file__).with_name("offline") / "vllm"))
 
 __all__ = [

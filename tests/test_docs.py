@@ -75,6 +75,18 @@ def test_the_drawing_has_the_arrows_of_the_imports(package: str) -> None:
     )
 
 
+LISTED = re.compile(r"(?<![\w/])(\w+)/(?=[\]`])")
+
+
+@pytest.mark.parametrize("package", ["octavo", "gpu_worker"])
+def test_a_folder_stands_above_those_that_it_imports(package: str) -> None:
+    text = (ROOT / package / "README.md").read_text(encoding="utf-8")
+    rows = [line.split("|")[1] for line in text.splitlines() if line.startswith("|")]
+    listed = {name: at for at, row in enumerate(rows) for name in LISTED.findall(row)}
+    assert set(listed) == drawings()[package][0]
+    assert not [arrow for arrow in arrows(package) if listed[arrow[0]] > listed[arrow[1]]]
+
+
 # ---- READMEs -------------------------------------------------------------------------------------------------------
 
 README_WORDS = 900

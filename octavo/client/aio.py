@@ -245,8 +245,12 @@ class AsyncClient:
         while True:
             try:
                 stub_call: Callable[..., Awaitable[Any]] = getattr(pool.stub(endpoint), method)
-                return convert_reply(await stub_call(request, timeout=timeout_s))
-            except grpc.RpcError as error:
-                delay = recovery.delay_s(pool.error_of(endpoint, error))
+                reply = await stub_call(request, timeout=timeout_s)
+                if reply is not None:
+                    return convert_reply(reply)
+                error = pool.unreadable(endpoint)
+            except grpc.RpcError as failed:
+                error = pool.error_of(endpoint, failed)
+            delay = recovery.delay_s(error)
             endpoint = pool.after(endpoint)
             await asyncio.sleep(delay)

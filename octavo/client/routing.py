@@ -90,11 +90,18 @@ class EndpointPool:
             if isinstance(error, errors.Unreachable) and name not in error.message:
                 return errors.Unreachable(f"{name}: {error.message}")
             return error
-        self._foreign.add(name)
         said = statuses.error_from(failed)
         what = said.message if isinstance(said, errors.Unimplemented) else f"this is no router's answer: {said.message}"
+        return self._foreign_error(name, type(said), what)
+
+    def unreadable(self, name: str) -> errors.ServingError:
+        """The same, of an answer that gRPC could not read, for which it gives None."""
+        return self._foreign_error(name, errors.Unimplemented, "this is no router's answer: it cannot be read")
+
+    def _foreign_error(self, name: str, kind: type[errors.ServingError], what: str) -> errors.ServingError:
+        self._foreign.add(name)
         if self._foreign.issuperset(self.names):
-            return type(said).restore(f"{', '.join(self.names)}: {what}")
+            return kind.restore(f"{', '.join(self.names)}: {what}")
         return errors.Unreachable(f"{name}: {what}")
 
     def stub(self, name: str) -> inference_pb2_grpc.InferenceStub:

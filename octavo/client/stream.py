@@ -89,6 +89,8 @@ class AsyncStream(AsyncIterator[Event]):
                 if self._broken:
                     self.num_reattaches += 1
                     self._broken = False
+                if message is None:
+                    raise self._endpoints.unreadable(self._endpoint)
                 yield event_of(message)
         except grpc.RpcError as error:
             raise self._endpoints.error_of(self._endpoint, error) from None

@@ -5,6 +5,7 @@ ones when those run elsewhere.
 """
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Collection, Iterable
@@ -207,11 +208,16 @@ class OutgrownRelease:
         self._releaser = releaser
         self._asked_at = -inf
 
+    async def learn_limits(self) -> None:
+        """Returns once the store has said how large the others are: else what grows here could end too early."""
+        await until_answered(self._ask, what="how large other workers are")
+
     async def run(self) -> None:
         """For as long as the worker lives."""
         while True:
             if time.monotonic() - self._asked_at >= LIMITS_S:
-                await self._ask()
+                with contextlib.suppress(StoreUnavailable):
+                    await self._ask()
             if self._releaser.has_stopped:
                 await self._releaser.release_stopped()
             if self._workload.outgrown:
@@ -220,10 +226,7 @@ class OutgrownRelease:
 
     async def _ask(self) -> None:
         self._asked_at = time.monotonic()
-        try:
-            seen = await self._store.note_limits((), KEPT_MS)
-        except StoreUnavailable:
-            return
+        seen = await self._store.note_limits((), KEPT_MS)
         own = self._workload.info.fingerprint
         self._workload.larger_limit = max((each.prompt_limit for each in seen if each.fingerprint == own), default=0)
 

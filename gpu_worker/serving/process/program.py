@@ -86,6 +86,7 @@ async def serve(settings: WorkerSettings) -> int:
     gc.freeze()  # else a full collection walks all that was imported, and no step begins for a tenth of a second
     try:
         await before(stop.asked, worker.warm_up())
+        await before(stop.asked, worker.learn_limits())
         worker.start()
         await before(stop.asked, worker.lease.lost.wait())
         log.error("%s", worker.lease.loss)

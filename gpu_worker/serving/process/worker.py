@@ -241,6 +241,10 @@ class Worker:
         if self.fetcher is not None:
             await warm_up(self.fetcher, self.workload.info, num_blocks, ends_at - time.monotonic())
 
+    async def learn_limits(self) -> None:
+        """Asks the store how large other workers are, until it answers: what outgrows this worker goes to those."""
+        await self._outgrown.learn_limits()
+
     def start(self) -> None:
         """Begins to run and to answer. Health says SERVING once the loop goes round and the store knows the worker."""
         self._journalling = run_for_ever("the journal writer", self.journal_writer.run())

@@ -4,6 +4,7 @@ Each test is such a program, from its import to its last loop; what follows the 
 """
 
 import shutil
+from importlib import import_module
 from itertools import pairwise
 
 import pytest
@@ -260,18 +261,35 @@ def test_a_wrong_option_of_chat_is_named(llm, named, message):
         llm.chat([{"role": "user", "content": "Hi"}], **named)
 
 
-def test_modules_have_the_names_of_vllm():
+MODULES = {
+    "engine.arg_utils": ("AsyncEngineArgs", "EngineArgs"),
+    "engine.async_llm_engine": ("AsyncLLMEngine",),
+    "engine.llm_engine": ("LLMEngine",),
+    "entrypoints.llm": ("LLM",),
+    "inputs": ("TextPrompt", "TokensPrompt"),
+    "logprobs": ("Logprob",),
+    "lora.request": ("LoRARequest",),
+    "outputs": ("CompletionOutput", "EmbeddingRequestOutput", "RequestOutput", "ScoringRequestOutput"),
+    "pooling_params": ("PoolingParams",),
+    "sampling_params": ("BeamSearchParams", "RequestOutputKind", "SamplingParams", "StructuredOutputsParams"),
+    "v1.engine.async_llm": ("AsyncLLM",),
+    "v1.engine.llm_engine": ("LLMEngine",),
+}
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_modules_have_the_names_of_vllm(module):
     import gpu_worker
-    from gpu_worker.entrypoints.llm import LLM
-    from gpu_worker.inputs import PromptType, TextPrompt, TokensPrompt
-    from gpu_worker.logprobs import Logprob
-    from gpu_worker.outputs import CompletionOutput, RequestOutput
-    from gpu_worker.sampling_params import BeamSearchParams, SamplingParams
+
+    found = import_module(f"gpu_worker.{module}")
+    for name in MODULES[module]:
+        assert getattr(found, name) is getattr(gpu_worker, name)
+
+
+def test_a_prompt_has_the_type_of_vllm():
+    from gpu_worker.inputs import PromptType
 
     assert PromptType
-    for value in (LLM, TextPrompt, TokensPrompt, Logprob, CompletionOutput, RequestOutput, BeamSearchParams):
-        assert value is getattr(gpu_worker, value.__name__)
-    assert SamplingParams is gpu_worker.SamplingParams
 
 
 def test_beam_search(llm):

@@ -17,11 +17,11 @@ HTTP = b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n"
 
 
 @contextlib.asynccontextmanager
-async def grpc_server(code: grpc.StatusCode | None = None) -> AsyncIterator[str]:
-    """Another service of gRPC; with a code, one that answers every call of Inference with it."""
+async def grpc_server(answer: grpc.StatusCode | bytes | None = None) -> AsyncIterator[str]:
+    """Another service of gRPC; with an answer, one that gives it to every call of Inference."""
     server = grpc.aio.server()
-    if code is not None:
-        server.add_generic_rpc_handlers([_refusing(code)])
+    if answer is not None:
+        server.add_generic_rpc_handlers([_answering(answer)])
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     try:
@@ -30,16 +30,18 @@ async def grpc_server(code: grpc.StatusCode | None = None) -> AsyncIterator[str]
         await server.stop(None)
 
 
-def _refusing(code: grpc.StatusCode) -> Any:
-    async def refuse(request: bytes, context: Any) -> bytes:
-        await context.abort(code, "go away")
+def _answering(answer: grpc.StatusCode | bytes) -> Any:
+    async def reply(request: bytes, context: Any) -> bytes:
+        if isinstance(answer, bytes):
+            return answer
+        await context.abort(answer, "go away")
         return b""
 
-    class Refusing(grpc.GenericRpcHandler):
+    class Answering(grpc.GenericRpcHandler):
         def service(self, details: Any) -> Any:
-            return grpc.unary_unary_rpc_method_handler(refuse)
+            return grpc.unary_unary_rpc_method_handler(reply)
 
-    return Refusing()
+    return Answering()
 
 
 @contextlib.asynccontextmanager
@@ -61,6 +63,7 @@ FOREIGN: dict[str, Callable[[], Any]] = {
     "another service": grpc_server,
     "a proxy that denies": lambda: grpc_server(grpc.StatusCode.PERMISSION_DENIED),
     "a proxy that knows nobody": lambda: grpc_server(grpc.StatusCode.UNAUTHENTICATED),
+    "a service that answers all": lambda: grpc_server(b"\xff\xff\xff"),
     "an HTTP server": lambda: tcp_server(HTTP),
     "a server of something else": lambda: tcp_server(b"220 ready\r\n"),
 }

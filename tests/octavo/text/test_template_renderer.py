@@ -15,10 +15,10 @@ import pytest
 from effort import some
 from hostile_templates import HOSTILE, LARGE, NESTED
 
-from octavo.request.errors import InvalidArgument
+from octavo.request.errors import InvalidArgument, Unreachable
 from octavo.text import template_renderer
 from octavo.text.chat import ChatTemplate
-from octavo.text.template_renderer import ModelTemplate, RendererPool, TemplateRenderer
+from octavo.text.template_renderer import ModelTemplate, RendererPool, TemplateFault, TemplateRenderer
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ LONGEST_ERROR = 1000  # characters
 FILL_MEMORY = """
 import resource, sys
 from hostile_templates import HOSTILE, LARGE
-from octavo.request.errors import InvalidArgument
+from octavo.request.errors import InvalidArgument, Unreachable
 from octavo.text import template_renderer
 from octavo.text.chat import ChatTemplate
 for name in LARGE:
@@ -92,7 +92,6 @@ def test_a_hostile_template_does_not_hold_others_up(monkeypatch: pytest.MonkeyPa
     hostile, honest = ChatTemplate(NESTED + "{{ n.a == n.b }}", {}), ChatTemplate(PLAIN, {})
     template_renderer.RENDERERS.close()
     monkeypatch.setattr(template_renderer, "SECONDS", 3600.0)
-    monkeypatch.setattr(template_renderer, "PATIENCE_S", 3600.0)
     begun: queue.SimpleQueue[TemplateRenderer] = queue.SimpleQueue()
 
     class Noted(TemplateRenderer):
@@ -110,6 +109,35 @@ def test_a_hostile_template_does_not_hold_others_up(monkeypatch: pytest.MonkeyPa
         finally:
             os.kill(taken._process.pid, signal.SIGPROF)
         assert isinstance(refused.exception(), InvalidArgument)
+
+
+def test_a_busy_machine_does_not_make_a_template_unavailable(
+    pool: RendererPool, hasty: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its process gets so little of a processor that it is silent for many times as long as anybody waits for one."""
+    used = TemplateRenderer._time_used
+
+    def used_more(renderer: TemplateRenderer) -> float:
+        before = used(renderer)
+        while used(renderer) == before and not select.select([renderer._socket], [], [], 0.001)[0]:
+            pass
+        return used(renderer)
+
+    monkeypatch.setattr(template_renderer, "PATIENCE_S", 0.001)
+    monkeypatch.setattr(TemplateRenderer, "_time_used", used_more)
+    with pytest.raises(TemplateFault, match="of a processor"):
+        pool.render(ModelTemplate(NESTED + "{{ n.a == n.b }}", {}), {})
+
+
+def test_a_stopped_process_is_given_up(pool: RendererPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    template = ModelTemplate("{{ messages }}", {})
+    assert pool.render(template, {"messages": "a"}) == "a"
+    [renderer] = pool._idle
+    os.kill(renderer._process.pid, signal.SIGSTOP)
+    renderer._socket.settimeout(0.1)
+    with pytest.raises(Unreachable, match="silent"):
+        pool.render(template, {"messages": "b"})
+    assert pool.render(template, {"messages": "c"}) == "c"
 
 
 def test_a_program_that_is_killed_leaves_no_process() -> None:

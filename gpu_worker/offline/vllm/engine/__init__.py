@@ -1,0 +1,1 @@
+"""vLLM's names of modules: `gpu_worker.engine` finds them beside its own."""

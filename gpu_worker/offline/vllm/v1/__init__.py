@@ -1,0 +1,1 @@
+"""vLLM's name of the folder that has its engine."""
