@@ -132,8 +132,11 @@ class HelperProcess:
                     raise
 
     def _time_used(self) -> float:
-        """Seconds of a processor, on the clock that Linux has for each process."""
-        return time.clock_gettime(~self._process.pid << 3 | 2)
+        """Seconds of a processor, by Linux's clock of each process; 0 elsewhere, and when it has ended."""
+        try:
+            return time.clock_gettime(~self._process.pid << 3 | 2)
+        except OSError:
+            return 0.0
 
 
 Helper = TypeVar("Helper", bound=HelperProcess)
