@@ -33,8 +33,8 @@ def until(condition, seconds: float = 10.0) -> None:
 class Failing(FakeRunner):
     """A model that cannot run one prompt."""
 
-    def run(self, step: StepInput) -> StepOutput:
-        output = super().run(step)
+    def run(self, step: StepInput, *further) -> StepOutput:
+        output = super().run(step, *further)
         if any(seat.tokens[0] == 13 for seat in self.seats.of_chunks(step)):
             raise RuntimeError("unlucky")
         return output
@@ -101,11 +101,11 @@ class Gated(FakeRunner):
         self.turns = threading.Semaphore(0)
         self.running = threading.Event()
 
-    def run(self, step: StepInput) -> StepOutput:
+    def run(self, step: StepInput, *further) -> StepOutput:
         self.running.set()
         assert self.turns.acquire(timeout=20)
         self.running.clear()
-        return super().run(step)
+        return super().run(step, *further)
 
 
 def test_a_block_command_runs_while_the_runner_is_busy_and_no_other_command_does(make):
@@ -230,7 +230,7 @@ def test_a_broken_device_ends_the_loop_and_no_sequence(make):
     class Dead(FakeRunner):
         dead = False
 
-        def run(self, step: StepInput) -> StepOutput:
+        def run(self, step: StepInput, *further) -> StepOutput:
             self.dead = True
             raise RuntimeError("an illegal memory access was encountered")
 
@@ -331,10 +331,10 @@ def test_nobody_waits_for_a_loop_that_has_ended(make):
 
 def test_a_loop_says_whether_it_ended_in_time(make):
     class Slow(FakeRunner):
-        def run(self, step: StepInput) -> StepOutput:
+        def run(self, step: StepInput, *further) -> StepOutput:
             running.set()
             gate.wait(10)
-            return super().run(step)
+            return super().run(step, *further)
 
     running, gate = threading.Event(), threading.Event()
     engine, _ = make(Slow())
@@ -362,8 +362,8 @@ def test_a_scheduler_that_fails_ends_the_loop_and_says_so(make):
 
 def test_a_swap_is_copied_and_measured_before_its_answer(make):
     class Measured(FakeRunner):
-        def run(self, step: StepInput) -> StepOutput:
-            output = super().run(step)
+        def run(self, step: StepInput, *further) -> StepOutput:
+            output = super().run(step, *further)
             if step.timed:
                 moves.append(step)
                 output.copy_s = 0.25
@@ -395,10 +395,10 @@ def test_a_swap_is_copied_and_measured_before_its_answer(make):
 
 def test_a_swap_whose_copies_fail_loses_nothing(make):
     class Broken(FakeRunner):
-        def run(self, step: StepInput) -> StepOutput:
+        def run(self, step: StepInput, *further) -> StepOutput:
             if step.swap_out:
                 raise RuntimeError("no such page")
-            return super().run(step)
+            return super().run(step, *further)
 
     engine, results = make(Broken())
     engine.port.post(lambda s: s.admit(sequence("a", [5] * 40))).result(5)
