@@ -140,6 +140,13 @@ class Store(Protocol):
         """Renews the member's lease, its description, and its hold on its name, unless another one has it by now."""
         ...
 
+    async def hold_lifeline(self, worker: Incarnation) -> None:
+        """Keeps a connection open by which the store sees at once that this process has died, until it is cancelled.
+
+        Only together with a router's word it speaks against a worker: it may break while the worker lives.
+        """
+        ...
+
     async def leave(self, member: calls.Member) -> None:
         """Ends lease and hold at once. What the worker still owns may be taken, and such a take counts no crash."""
         ...

@@ -239,6 +239,11 @@ class RedisStore:
     async def secret(self, name: str) -> bytes:
         return bytes((await self._call("secret", name, secrets.token_bytes(32)))[1])
 
+    async def hold_lifeline(self, worker: Incarnation) -> None:
+        async with aclosing(self.server.listen(codec.lifeline_channel(worker))) as payloads:
+            async for _ in payloads:
+                pass  # the store asks whether anybody listens
+
     async def notices(self, router: Incarnation) -> AsyncIterator[calls.Notice]:
         """Notices for this router, until the caller stops iterating."""
         async with aclosing(self.server.listen(codec.notice_channel(router))) as payloads:

@@ -71,6 +71,10 @@ class Lease:
         """Whether the store has renewed the lease within its last duration, so that no other process sees its end."""
         return time.monotonic() - self._renewed_at < self._lease_ms / 1000
 
+    async def hold_lifeline(self) -> None:
+        """Lets the store see at once when this process is killed. Runs for as long as the worker lives."""
+        await self._store.hold_lifeline(self._member.id)
+
     def beat(self) -> None:
         """Renews the lease if a third of its time has passed. The engine calls this after each step and idle round."""
         now = time.monotonic()

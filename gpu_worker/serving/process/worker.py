@@ -251,6 +251,7 @@ class Worker:
         self._watching = [
             run_for_ever("the comparison with the store", self.reconciler.run()),
             run_for_ever("the watch over progress", self.monitor.run()),
+            run_for_ever("the lifeline to the store", self.lease.hold_lifeline()),
             run_for_ever("the release of what outgrows this worker", self._outgrown.run()),
         ]
         if self.standby_owner is not None and self.standby_buddy is not None:

@@ -253,6 +253,13 @@ class MemoryStore:
         state.members.setdefault(member.kind, {})[member.id] = (member.info, until)
         return calls.Renewal(lapsed=lapsed)
 
+    async def hold_lifeline(self, worker: Incarnation) -> None:
+        self.shared.lifelines.add(worker)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.shared.lifelines.discard(worker)
+
     async def leave(self, member: calls.Member) -> None:
         state = self._enter()
         if member.kind == "worker":
