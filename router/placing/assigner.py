@@ -28,7 +28,7 @@ from router.fleet.worker_link import LinkError, ProbeResult, WorkerLink
 from router.fleet.worker_pool import WorkerPool
 from router.fleet.worker_view import WorkerView
 from router.placing.assignment_attempt import AssignmentAttempt
-from router.placing.placement import PlacementDecision, choose_worker, find_prefix_owner
+from router.placing.placement import NO_HITS, PlacementDecision, choose_worker, find_prefix_owner
 from router.placing.worker_refusals import WorkerRefusals, remember
 from router.session_registry import Assignment, SessionRegistry
 
@@ -292,8 +292,7 @@ class Assigner:
         remember(self.decisions, record.seq_id, decision)
         link = self.pool.find_link(decision.worker.incarnation) if decision.worker else None
         if link is not None:
-            on_device, _ = decision.hits.get(link.incarnation, (0, 0))
-            attempt.num_to_compute = len(tokens) - on_device
+            attempt.num_to_compute = len(tokens) - decision.hits.get(link.incarnation, NO_HITS).device
         if decision.worker is not None:  # one that has just refused the sequence may have its prefix all the same
             views = self.pool.views(model)
             attempt.hint = find_prefix_owner(decision.worker, attempt.num_shared, decision.hits, views)

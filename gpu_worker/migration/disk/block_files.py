@@ -9,10 +9,12 @@ change says when it was used last; when the directory is full, those go that wer
 """
 
 import os
+import re
 import secrets
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from gpu_worker.migration.blocks.checksum import BlockChecksum
@@ -23,6 +25,7 @@ HEADER_BYTES = len(MAGIC) + 8
 MOST_RUNS = 512  # of one call of the kernel, which takes 1,024
 KEPT_SHARE = 0.9  # of the bytes that are allowed stays when room is made
 ABANDONED_S = 600.0  # after which nobody writes a partial file any more
+_NAME = re.compile("[0-9a-f]{32}")  # of a whole file
 
 
 class BlockFiles:
@@ -93,6 +96,26 @@ class BlockFiles:
         ages = sorted((used, path.name) for path, size, used in self._all() if self._is_block(path, size))
         return [BlockHash(bytes.fromhex(name)) for _, name in ages[len(ages) - limit if limit < len(ages) else 0 :]]
 
+    def folders(self) -> dict[str, int]:
+        """When the names in each folder have changed last, in ns."""
+        return {each.name: each.stat().st_mtime_ns for each in os.scandir(self._directory) if each.is_dir()}
+
+    def list_folder(self, folder: str, known: Collection[BlockHash]) -> tuple[set[BlockHash], dict[BlockHash, float]]:
+        """The blocks of a folder: those of `known`, and the others with when they were used."""
+        still: set[BlockHash] = set()
+        others: dict[BlockHash, float] = {}
+        for entry in os.scandir(self._directory / folder):
+            if not _NAME.fullmatch(entry.name):
+                continue
+            if (block_hash := BlockHash(bytes.fromhex(entry.name))) in known:
+                still.add(block_hash)
+                continue
+            with suppress(FileNotFoundError):  # another worker has made room
+                status = entry.stat()
+                if status.st_size == HEADER_BYTES + self._bytes_per_block:
+                    others[block_hash] = status.st_mtime
+        return still, others
+
     def _make_room(self, num_bytes: int) -> None:
         """Removes what was used the longest ago where there is no room for so many more bytes."""
         with self._room:
@@ -121,7 +144,7 @@ class BlockFiles:
                 yield Path(entry.path), status.st_size, status.st_mtime
 
     def _is_block(self, path: Path, size: int) -> bool:
-        return "." not in path.name and size == HEADER_BYTES + self._bytes_per_block
+        return bool(_NAME.fullmatch(path.name)) and size == HEADER_BYTES + self._bytes_per_block
 
     def _path(self, block_hash: BlockHash) -> Path:
         name = block_hash.hex()

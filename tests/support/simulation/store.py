@@ -178,7 +178,7 @@ class SimStore:
         return host.calls_left == 0
 
     async def hold_lifeline(self, worker: Incarnation) -> None:
-        """Breaks at once if the process dies and its machine lives, now and then without a reason, and with the network."""
+        """Breaks with the process, if its machine lives; with the network; and now and then without a reason."""
         server, host = self._server, self._host
 
         def end() -> None:

@@ -1,0 +1,83 @@
+"""Which blocks have files here: what routers are told, so that a prompt goes where its prefix can be read.
+
+A file comes and goes also by other workers of this host, and by people. So the folders are looked at, those that have
+changed: a name that is written or removed changes the time of its folder.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+
+from gpu_worker.migration.disk.block_files import BlockFiles
+from octavo.request.ids import BlockHash
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 2.0  # how often the folders are looked at
+MOST_TOLD = 32_768  # blocks; of more, those that came last. A router has so many of each worker in memory
+SETTLED_S = 1.0  # a folder that changed less long ago may change again without another time
+
+Publish = Callable[[Sequence[BlockHash], Sequence[BlockHash]], None]
+
+
+class FileList:
+    """`publish` gets the blocks that are to be told, and those that are not any more. Lives on the event loop."""
+
+    def __init__(self, files: BlockFiles, publish: Publish) -> None:
+        self._files = files
+        self._publish = publish
+        self._names: dict[str, set[BlockHash]] = {}  # by folder
+        self._settled: dict[str, int] = {}  # by folder: when it changed last, if all of its names are here
+        self._told: dict[BlockHash, None] = {}  # those that were told first come first
+        self._looking = asyncio.Lock()
+
+    async def run(self) -> None:
+        """Looks for as long as the worker lives."""
+        while True:
+            await self.look()
+            await asyncio.sleep(LOOK_S)
+
+    async def look(self) -> None:
+        """Tells what has changed since the last look. Never raises."""
+        async with self._looking:
+            try:
+                come, gone = await asyncio.to_thread(self._changes)
+            except OSError as error:
+                log.warning("the files of blocks cannot be listed: %s", error)
+                return
+            written, removed = self._choose(come, gone)
+            if written or removed:
+                self._publish(written, removed)
+
+    def _changes(self) -> tuple[list[BlockHash], set[BlockHash]]:
+        """The blocks that have come, those that were used last at the end, and those that have gone."""
+        folders, now_ns = self._files.folders(), time.time_ns()
+        come: dict[BlockHash, float] = {}
+        gone: set[BlockHash] = set()
+        names: dict[str, set[BlockHash]] = {}
+        for folder in [each for each in self._names if each not in folders]:
+            gone |= self._names[folder]
+            names[folder] = set()
+        for folder, changed_ns in folders.items():
+            if self._settled.get(folder) != changed_ns:
+                before = self._names.get(folder, set())
+                still, others = self._files.list_folder(folder, before)
+                gone |= before - still
+                come |= others
+                names[folder] = still | others.keys()
+        self._names |= names
+        self._settled = {each: at for each, at in folders.items() if now_ns - at > 1e9 * SETTLED_S}
+        return sorted(come, key=come.__getitem__), gone
+
+    def _choose(self, come: Sequence[BlockHash], gone: set[BlockHash]) -> tuple[list[BlockHash], list[BlockHash]]:
+        """What is to be told of it."""
+        removed = [each for each in gone if each in self._told]
+        for each in removed:
+            del self._told[each]
+        written = list(come[-MOST_TOLD:])
+        self._told.update(dict.fromkeys(written))
+        for each in list(self._told)[: max(0, len(self._told) - MOST_TOLD)]:
+            del self._told[each]
+            removed.append(each)
+        return written, removed
