@@ -6,7 +6,8 @@
 `deaths` kills the owner of one stream with SIGKILL and says how long its client waited: until another worker owned the
 sequence (the death was noticed, and a lease renewal missed), and from then to the next token. The tokens are compared
 with those of an undisturbed run. `throughput` makes rounds by turns on two clusters, with and without, of which the
-other one is idle meanwhile. With `--disk` it is all about a disk tier.
+other one is idle meanwhile; processor time is counted until a cluster has nothing left to write or to send. With
+`--disk` it is all about a disk tier.
 """
 
 import argparse
@@ -35,6 +36,7 @@ from octavo.client import AsyncClient
 VOCABULARY = 40_000
 NICE_S = 3.0
 SETTLE_S = 1.5  # a router sees a worker that came back
+QUIET_S, QUIET_SHARE = 1.0, 0.1  # a worker with nothing to do uses less of a core for so long
 
 
 class Cluster:
@@ -78,7 +80,7 @@ class Rates(NamedTuple):
     """What a round has brought."""
 
     tokens_per_s: float
-    cpu_ms: float  # of both workers, for each token
+    cpu_ms: float  # of both workers, for each token, with what they did after it
 
 
 @contextmanager
@@ -196,9 +198,20 @@ async def one_round(made: Cluster, client: AsyncClient, num_streams: int, num_pr
     before, began = sum(map(processor_seconds, workers)), time.monotonic()
     prompts = [prompt_of(num_prompt, random.getrandbits(32)) for _ in range(num_streams)]
     await asyncio.gather(*(undisturbed(client, prompt, num_output) for prompt in prompts))
-    seconds, used = time.monotonic() - began, sum(map(processor_seconds, workers)) - before
+    seconds = time.monotonic() - began
+    used = await until_quiet(workers) - before
     num_tokens = num_streams * num_output
     return Rates(num_tokens / seconds, 1000 * used / num_tokens)
+
+
+async def until_quiet(processes: list[psutil.Process]) -> float:
+    """Waits until they have nothing to do; their processor time."""
+    used = sum(map(processor_seconds, processes))
+    while True:
+        await asyncio.sleep(QUIET_S)
+        before, used = used, sum(map(processor_seconds, processes))
+        if used - before < QUIET_SHARE * QUIET_S * len(processes):
+            return used
 
 
 async def throughput(with_it: list[str], rounds: int, num_streams: int, num_prompt: int, num_output: int) -> None:

@@ -58,7 +58,7 @@ class BlockFiles:
         part = path.with_name(f"{path.name}.part-{secrets.token_hex(4)}")
         header = MAGIC + self._checksum(block_hash, runs)
         self._make_room(HEADER_BYTES + self._bytes_per_block)
-        path.parent.mkdir(mode=0o700, exist_ok=True)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         file = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         try:
             for some in _in_turns([memoryview(header), *runs]):
@@ -98,7 +98,13 @@ class BlockFiles:
 
     def folders(self) -> dict[str, int]:
         """When the names in each folder have changed last, in ns."""
-        return {each.name: each.stat().st_mtime_ns for each in os.scandir(self._directory) if each.is_dir()}
+        found: dict[str, int] = {}
+        with suppress(FileNotFoundError):  # somebody has deleted the directory
+            for each in os.scandir(self._directory):
+                with suppress(FileNotFoundError):
+                    if each.is_dir():
+                        found[each.name] = each.stat().st_mtime_ns
+        return found
 
     def list_folder(self, folder: str, known: Collection[BlockHash]) -> tuple[set[BlockHash], dict[BlockHash, float]]:
         """The blocks of a folder: those of `known`, and the others with when they were used."""
@@ -147,14 +153,17 @@ class BlockFiles:
         return bool(_NAME.fullmatch(path.name)) and size == HEADER_BYTES + self._bytes_per_block
 
     def _path(self, block_hash: BlockHash) -> Path:
-        name = block_hash.hex()
-        return self._directory / name[:2] / name
+        return self._directory / folder_of(block_hash) / block_hash.hex()
 
     def _checksum(self, block_hash: BlockHash, runs: Sequence[memoryview]) -> bytes:
         """It follows from the name, too: the bytes of another block are wrong ones."""
         checksum = BlockChecksum(int.from_bytes(block_hash[:8], "little"))
         checksum.add_part(0, runs)
         return checksum.digest(self._bytes_per_block).to_bytes(8, "little")
+
+
+def folder_of(block_hash: BlockHash) -> str:
+    return block_hash.hex()[:2]
 
 
 def _in_turns(runs: Sequence[memoryview]) -> Iterator[Sequence[memoryview]]:

@@ -33,8 +33,8 @@ class DiskTier:
         if not self.files.most_blocks:
             raise InvalidArgument("disk_tier_bytes", f"is less than a block, which has {memory.bytes_per_block} bytes")
         self.reader = DiskReader(self.files, blocks, memory)
-        self.writer = DiskWriter(self.files, blocks, memory)
         self.list = FileList(self.files, publish)
+        self.writer = DiskWriter(self.files, self.list, blocks, memory)
         log.info("prefixes are kept in %s, in %d blocks at most", directory, self.files.most_blocks)
 
     async def close(self, *, urgent: bool) -> None:

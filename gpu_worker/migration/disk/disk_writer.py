@@ -6,6 +6,7 @@ import time
 
 from gpu_worker.engine.block_port import BlockPort
 from gpu_worker.migration.disk.block_files import BlockFiles
+from gpu_worker.migration.disk.file_list import FileList
 from gpu_worker.scheduling.block_exchange import PinnedBlocks
 from gpu_worker.steps.runner import BlockMemory
 from octavo.process.loop import shared
@@ -23,10 +24,11 @@ RETRY_S = 30.0  # how long a disk that has failed is left alone
 class DiskWriter:
     """Writes what is known on the device and not in files. Lives on the event loop."""
 
-    def __init__(self, files: BlockFiles, blocks: BlockPort, memory: BlockMemory) -> None:
+    def __init__(self, files: BlockFiles, listed: FileList, blocks: BlockPort, memory: BlockMemory) -> None:
         self.num_written = 0  # blocks
         self.num_failed = 0  # turns that the disk has refused
         self._files = files
+        self._list = listed
         self._blocks = blocks
         self._memory = memory
         self._most = min(blocks.info.num_blocks, files.most_blocks)
@@ -57,7 +59,7 @@ class DiskWriter:
         if digest == self._seen:
             return True
         hashes = await self._blocks.hottest_blocks(self._most)
-        lacking = await asyncio.to_thread(lambda: [each for each in hashes if not self._files.has(each)])
+        lacking = [each for each in hashes if not self._list.has(each)]
         for first in range(0, len(lacking), self._per_turn):
             began = time.monotonic()
             if began >= ends_at:
@@ -88,6 +90,7 @@ class DiskWriter:
                 await asyncio.to_thread(self._write_pinned, pinned)
             finally:
                 await self._blocks.unpin(pinned)
+            await self._list.note_written(list(pinned.blocks))
 
     def _write_pinned(self, pinned: PinnedBlocks) -> None:
         found = list(pinned.blocks.items())
@@ -96,5 +99,6 @@ class DiskWriter:
             some = found[first : first + turn]
             with self._memory.read_blocks([block for _, block in some]) as blocks:
                 for (block_hash, _), runs in zip(some, blocks, strict=True):
-                    self._files.write(block_hash, runs)
-                    self.num_written += 1
+                    if not self._files.has(block_hash):  # another worker may have written it
+                        self._files.write(block_hash, runs)
+                        self.num_written += 1

@@ -1,7 +1,8 @@
 """Which blocks have files here: what routers are told, so that a prompt goes where its prefix can be read.
 
-A file comes and goes also by other workers of this host, and by people. So the folders are looked at, those that have
-changed: a name that is written or removed changes the time of its folder.
+What this worker writes is noted at once. A file comes and goes also by other workers of this host, and by people. So
+the folders are looked at now and then, those that have changed: a name that is written or removed changes the time of
+its folder.
 """
 
 import asyncio
@@ -9,12 +10,12 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
-from gpu_worker.migration.disk.block_files import BlockFiles
+from gpu_worker.migration.disk.block_files import BlockFiles, folder_of
 from octavo.request.ids import BlockHash
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 2.0  # how often the folders are looked at
+LOOK_S = 30.0  # how often the folders are looked at: that may take a tenth of a second
 MOST_TOLD = 32_768  # blocks; of more, those that came last. A router has so many of each worker in memory
 SETTLED_S = 1.0  # a folder that changed less long ago may change again without another time
 
@@ -32,6 +33,18 @@ class FileList:
         self._told: dict[BlockHash, None] = {}  # those that were told first come first
         self._looking = asyncio.Lock()
 
+    def has(self, block_hash: BlockHash) -> bool:
+        """Whether the block had a file when that was last looked at, or written."""
+        return block_hash in self._names.get(folder_of(block_hash), ())
+
+    async def note_written(self, hashes: Sequence[BlockHash]) -> None:
+        """Tells that blocks have files now."""
+        async with self._looking:
+            come = [each for each in hashes if not self.has(each)]
+            for each in come:
+                self._names.setdefault(folder_of(each), set()).add(each)
+            self._tell(come, set())
+
     async def run(self) -> None:
         """Looks for as long as the worker lives."""
         while True:
@@ -46,9 +59,7 @@ class FileList:
             except OSError as error:
                 log.warning("the files of blocks cannot be listed: %s", error)
                 return
-            written, removed = self._choose(come, gone)
-            if written or removed:
-                self._publish(written, removed)
+            self._tell(come, gone)
 
     def _changes(self) -> tuple[list[BlockHash], set[BlockHash]]:
         """The blocks that have come, those that were used last at the end, and those that have gone."""
@@ -70,8 +81,7 @@ class FileList:
         self._settled = {each: at for each, at in folders.items() if now_ns - at > 1e9 * SETTLED_S}
         return sorted(come, key=come.__getitem__), gone
 
-    def _choose(self, come: Sequence[BlockHash], gone: set[BlockHash]) -> tuple[list[BlockHash], list[BlockHash]]:
-        """What is to be told of it."""
+    def _tell(self, come: Sequence[BlockHash], gone: set[BlockHash]) -> None:
         removed = [each for each in gone if each in self._told]
         for each in removed:
             del self._told[each]
@@ -80,4 +90,5 @@ class FileList:
         for each in list(self._told)[: max(0, len(self._told) - MOST_TOLD)]:
             del self._told[each]
             removed.append(each)
-        return written, removed
+        if written or removed:
+            self._publish(written, removed)
