@@ -6,7 +6,7 @@
 `deaths` kills the owner of one stream with SIGKILL and says how long its client waited: until another worker owned the
 sequence (the death was noticed, and a lease renewal missed), and from then to the next token. The tokens are compared
 with those of an undisturbed run. `throughput` makes rounds by turns on two clusters, with and without, of which the
-other one is idle meanwhile; processor time is counted until a cluster has nothing left to write or to send. With
+other one is idle meanwhile; processor time is counted for some seconds more, for what is left to write or to send. With
 `--disk` it is all about a disk tier.
 """
 
@@ -36,7 +36,7 @@ from octavo.client import AsyncClient
 VOCABULARY = 40_000
 NICE_S = 3.0
 SETTLE_S = 1.5  # a router sees a worker that came back
-QUIET_S, QUIET_SHARE = 1.0, 0.1  # a worker with nothing to do uses less of a core for so long
+AFTER_S = 4.0  # how much longer than a round processor time is counted
 
 
 class Cluster:
@@ -199,19 +199,10 @@ async def one_round(made: Cluster, client: AsyncClient, num_streams: int, num_pr
     prompts = [prompt_of(num_prompt, random.getrandbits(32)) for _ in range(num_streams)]
     await asyncio.gather(*(undisturbed(client, prompt, num_output) for prompt in prompts))
     seconds = time.monotonic() - began
-    used = await until_quiet(workers) - before
+    await asyncio.sleep(AFTER_S)
+    used = sum(map(processor_seconds, workers)) - before
     num_tokens = num_streams * num_output
     return Rates(num_tokens / seconds, 1000 * used / num_tokens)
-
-
-async def until_quiet(processes: list[psutil.Process]) -> float:
-    """Waits until they have nothing to do; their processor time."""
-    used = sum(map(processor_seconds, processes))
-    while True:
-        await asyncio.sleep(QUIET_S)
-        before, used = used, sum(map(processor_seconds, processes))
-        if used - before < QUIET_SHARE * QUIET_S * len(processes):
-            return used
 
 
 async def throughput(with_it: list[str], rounds: int, num_streams: int, num_prompt: int, num_output: int) -> None:

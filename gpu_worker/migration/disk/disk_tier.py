@@ -1,6 +1,7 @@
 """The files of a worker, and what writes and reads them."""
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 
 from gpu_worker.engine.block_port import BlockPort
@@ -20,9 +21,15 @@ class DiskTier:
     """Blocks of the prefix cache on the disk. Lives on the event loop."""
 
     def __init__(
-        self, directory: str, most_bytes: int, blocks: BlockPort, memory: BlockMemory, publish: Publish
+        self,
+        directory: str,
+        most_bytes: int,
+        blocks: BlockPort,
+        memory: BlockMemory,
+        publish: Publish,
+        is_busy: Callable[[], bool],
     ) -> None:
-        """`publish` is told which blocks have files: see `FileList`.
+        """`publish` is told which blocks have files: see `FileList`. `is_busy` says whether sequences run.
 
         Raises InvalidArgument if nothing can be written there.
         """
@@ -34,7 +41,7 @@ class DiskTier:
             raise InvalidArgument("disk_tier_bytes", f"is less than a block, which has {memory.bytes_per_block} bytes")
         self.reader = DiskReader(self.files, blocks, memory)
         self.list = FileList(self.files, publish)
-        self.writer = DiskWriter(self.files, self.list, blocks, memory)
+        self.writer = DiskWriter(self.files, self.list, blocks, memory, is_busy)
         log.info("prefixes are kept in %s, in %d blocks at most", directory, self.files.most_blocks)
 
     async def close(self, *, urgent: bool) -> None:

@@ -154,8 +154,12 @@ class Worker:
         if settings.disk_tier:
             if memory is None:
                 raise InvalidArgument("disk_tier", "needs --prefix-caching and --journal=strict")
-            tell = self.watch.watchers.publish_files
-            self.disk = DiskTier(settings.disk_tier, settings.disk_tier_bytes, blocks, memory, tell)
+            directory, most_bytes, watch = settings.disk_tier, settings.disk_tier_bytes, self.watch
+            self.disk = DiskTier(
+                *(directory, most_bytes, blocks, memory),
+                publish=watch.watchers.publish_files,
+                is_busy=lambda: watch.load.num_running > 0,
+            )
         announcer = OwnershipAnnouncer(journal, incarnation) if journal is not None else None
         self.trials = TrialQueue(port, self.publisher, announcer)
         self.offers = PrefixOffers(
