@@ -6,8 +6,8 @@
 `deaths` kills the owner of one stream with SIGKILL and says how long its client waited: until another worker owned the
 sequence (the death was noticed, and a lease renewal missed), and from then to the next token. The tokens are compared
 with those of an undisturbed run. `throughput` makes rounds by turns on two clusters, with and without, of which the
-other one is idle meanwhile; processor time is counted for some seconds more, for what is left to write or to send. With
-`--disk` it is all about a disk tier.
+other one is idle meanwhile; processor time is counted to the last token, and for some seconds more, for what is left to
+write or to send. With `--disk` it is all about a disk tier.
 """
 
 import argparse
@@ -80,7 +80,8 @@ class Rates(NamedTuple):
     """What a round has brought."""
 
     tokens_per_s: float
-    cpu_ms: float  # of both workers, for each token, with what they did after it
+    cpu_ms: float  # of both workers, for each token
+    whole_cpu_ms: float  # the same with what they did in the seconds after the last token
 
 
 @contextmanager
@@ -198,11 +199,11 @@ async def one_round(made: Cluster, client: AsyncClient, num_streams: int, num_pr
     before, began = sum(map(processor_seconds, workers)), time.monotonic()
     prompts = [prompt_of(num_prompt, random.getrandbits(32)) for _ in range(num_streams)]
     await asyncio.gather(*(undisturbed(client, prompt, num_output) for prompt in prompts))
-    seconds = time.monotonic() - began
+    seconds, used = time.monotonic() - began, sum(map(processor_seconds, workers)) - before
     await asyncio.sleep(AFTER_S)
-    used = sum(map(processor_seconds, workers)) - before
+    whole = sum(map(processor_seconds, workers)) - before
     num_tokens = num_streams * num_output
-    return Rates(num_tokens / seconds, 1000 * used / num_tokens)
+    return Rates(num_tokens / seconds, 1000 * used / num_tokens, 1000 * whole / num_tokens)
 
 
 async def throughput(with_it: list[str], rounds: int, num_streams: int, num_prompt: int, num_output: int) -> None:
@@ -215,10 +216,11 @@ async def throughput(with_it: list[str], rounds: int, num_streams: int, num_prom
                 rate = await one_round(*made[name], num_streams, num_prompt, num_output)
                 rates[name] += [rate] if number else []  # the first round warms up
                 print(
-                    f"  {name}: {rate.tokens_per_s:.0f} tokens/s, {rate.cpu_ms:.2f} ms of CPU a token",
+                    f"  {name}: {rate.tokens_per_s:.0f} tokens/s, {rate.cpu_ms:.2f} ms of CPU a token,"
+                    f" {rate.whole_cpu_ms:.2f} with the seconds after it",
                     flush=True,
                 )
-        for what in ("tokens_per_s", "cpu_ms"):
+        for what in Rates._fields:
             pairs = zip(rates["with"], rates["without"], strict=True)
             ratios = [getattr(one, what) / getattr(other, what) for one, other in pairs]
             found = ", ".join(f"{each:.3f}" for each in ratios)

@@ -143,6 +143,53 @@ def test_block_commands_wait_for_a_step_that_copies_blocks(make, monkeypatch):
     until(lambda: "a" in finishes(results))
 
 
+class CopyingFirst(FakeRunner):
+    """Each step makes copies, says so, and then runs, as long as it may."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_copy, self.may_run = threading.Semaphore(0), threading.Semaphore(0)
+        self.copying, self.running = threading.Event(), threading.Event()
+        self.fails = False
+
+    def run(self, step: StepInput, on_copied=lambda: None) -> StepOutput:
+        self.copying.set()
+        assert self.may_copy.acquire(timeout=20)
+        on_copied()
+        self.running.set()
+        assert self.may_run.acquire(timeout=20)
+        if self.fails:
+            self.fails = False
+            raise RuntimeError("after its copies")
+        return super().run(step)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_block_commands_run_as_soon_as_a_step_has_made_its_copies(make, monkeypatch, fails):
+    monkeypatch.setattr(StepInput, "touches_other_blocks", True)
+    runner = CopyingFirst()
+    engine, results = make(runner)
+    engine.port.post(lambda s: s.admit(sequence("a", [4], max_tokens=2))).result(5)
+    engine.control.grant_steps(0)
+    assert runner.copying.wait(20)
+    early = engine.port.post_block(lambda s: threading.current_thread().name)
+    assert not early.done()
+    runner.fails = fails
+    runner.may_copy.release()
+    assert runner.running.wait(20)
+    assert early.result(20) == "engine"
+    late = engine.port.post_block(lambda s: threading.current_thread().name)
+    assert late.done() and late.result() == threading.current_thread().name
+    other = engine.port.post(lambda s: None)
+    assert not other.done()
+    for gate in (runner.may_copy, runner.may_run):
+        gate.release(5)
+    other.result(20)
+    until(lambda: "a" in finishes(results))
+    assert outputs(results)["a"] == fake_oracle([4], 2, info=INFO)
+    engine.port.post(lambda s: s.check_state()).result(5)
+
+
 @pytest.mark.parametrize(
     ("moves", "touches"),
     [({}, False), *(({name: [(0, 1)]}, True) for name in ("swap_out", "swap_in", "copies", "demotions", "spoil"))],

@@ -146,12 +146,14 @@ class Bench:
         """Another process, that worker, lives inside, and the store knows it."""
         process = self.another()
         await process.open()
-        held = asyncio.create_task(process.hold_lifeline(worker))
+        held = asyncio.Event()
+        holding = asyncio.create_task(process.hold_lifeline(worker, held.set))
         while not await self._has_lifeline(worker):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
+        assert held.is_set()
         yield
-        held.cancel()
-        await asyncio.gather(held, return_exceptions=True)
+        holding.cancel()
+        await asyncio.gather(holding, return_exceptions=True)
         while await self._has_lifeline(worker):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 

@@ -177,7 +177,7 @@ class SimStore:
         host.calls_left -= 1
         return host.calls_left == 0
 
-    async def hold_lifeline(self, worker: Incarnation) -> None:
+    async def hold_lifeline(self, worker: Incarnation, on_held: Callable[[], None]) -> None:
         """Breaks with the process, if its machine lives; with the network; and now and then without a reason."""
         server, host = self._server, self._host
 
@@ -188,7 +188,11 @@ class SimStore:
         host.on_death.append(end)
         while True:
             up = not server.down and server.network.reaches(host.name, server.host.name) and self._rng.random() > 0.01
-            (server.state.lifelines.add if up else server.state.lifelines.discard)(worker)
+            if up and worker not in server.state.lifelines:
+                server.state.lifelines.add(worker)
+                on_held()
+            elif not up:
+                server.state.lifelines.discard(worker)
             await asyncio.sleep(LIFELINE_S)
 
     async def notices(self, router: Incarnation) -> AsyncIterator[Notice]:
