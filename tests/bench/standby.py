@@ -141,7 +141,8 @@ async def one_death(
     first_ms = next(entry.after_ms for entry in timeline if entry.what == "first_token")
     taken_ms = [entry.after_ms for entry in timeline if entry.what == "taken"][-1]
     taken_at = arrivals[0] + (taken_ms - first_ms) / 1000
-    last, following = max(itertools.pairwise(arrivals), key=lambda pair: pair[1] - pair[0])
+    around = [pair for pair in itertools.pairwise(arrivals) if pair[1] > killed_at]  # a busy machine has other gaps
+    last, following = max(around, key=lambda pair: pair[1] - pair[0])
     return {
         "whole": 1000 * (following - last),
         "noticed": 1000 * (taken_at - last),
