@@ -18,7 +18,8 @@ log = logging.getLogger(__name__)
 
 ROUND_S = 0.5  # how often the prefix cache is looked at
 WRITE_BYTES = 4 << 20  # of one turn, or one block: so long it is pinned
-# A pause after each turn, in times of that turn: while sequences run a writer takes 3 % of a core, else a quarter.
+# A pause after each turn, in times of the processor time of that turn: while sequences run a writer takes 3 % of a core,
+# else a quarter.
 BUSY_PAUSE_FACTOR = 32.0
 IDLE_PAUSE_FACTOR = 3.0
 RETRY_S = 30.0  # how long a disk that has failed is left alone
@@ -67,13 +68,12 @@ class DiskWriter:
         hashes = await self._blocks.hottest_blocks(self._most)
         lacking = [each for each in hashes if not self._list.has(each)]
         for first in range(0, len(lacking), self._per_turn):
-            began = time.monotonic()
-            if began >= ends_at:
+            if time.monotonic() >= ends_at:
                 return False
-            await shared(asyncio.create_task(self._write_turn(lacking[first : first + self._per_turn])))
+            used_s = await shared(asyncio.create_task(self._write_turn(lacking[first : first + self._per_turn])))
             if pauses:
                 pause_factor = BUSY_PAUSE_FACTOR if self._is_busy() else IDLE_PAUSE_FACTOR
-                await asyncio.sleep(pause_factor * (time.monotonic() - began))
+                await asyncio.sleep(pause_factor * used_s)
         self._seen = digest
         return True
 
@@ -90,17 +90,19 @@ class DiskWriter:
         async with self._writing:
             pass
 
-    async def _write_turn(self, hashes: list[BlockHash]) -> None:
-        """Goes on if its caller is cancelled: `close` waits for it."""
+    async def _write_turn(self, hashes: list[BlockHash]) -> float:
+        """The processor time that it took. It goes on if its caller is cancelled: `close` waits for it."""
         async with self._writing:
             pinned = await self._blocks.pin_blocks(hashes)
             try:
-                await asyncio.to_thread(self._write_pinned, pinned)
+                used_s = await asyncio.to_thread(self._write_pinned, pinned)
             finally:
                 await self._blocks.unpin(pinned)
             await self._list.note_written(list(pinned.blocks))
+            return used_s
 
-    def _write_pinned(self, pinned: PinnedBlocks) -> None:
+    def _write_pinned(self, pinned: PinnedBlocks) -> float:
+        began = time.thread_time()
         found = list(pinned.blocks.items())
         turn = self._memory.blocks_per_turn
         for first in range(0, len(found), turn):
@@ -110,3 +112,4 @@ class DiskWriter:
                     if not self._files.has(block_hash):  # another worker may have written it
                         self._files.write(block_hash, runs)
                         self.num_written += 1
+        return time.thread_time() - began
