@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 ROUND_S = 0.5  # how often the prefix cache is looked at
 WRITE_BYTES = 4 << 20  # of one turn, or one block: so long it is pinned
-# A pause after each turn, in times of the processor time of that turn: while sequences run a writer takes 3 % of a core,
+# A pause after each turn, in times of its processor time: while sequences run a writer takes 3 % of a core,
 # else a quarter.
 BUSY_PAUSE_FACTOR = 32.0
 IDLE_PAUSE_FACTOR = 3.0
