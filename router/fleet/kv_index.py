@@ -28,6 +28,9 @@ class HitCounts(NamedTuple):
     files: int = 0  # in files that it can read
 
 
+_hit_counts = tuple.__new__  # in half the time of the constructor, which hundreds of workers would wait for
+
+
 class KvChange(Enum):
     """The kinds of octavo.internal.v1.KvEvent. Of files there are STORED, REMOVED and CLEARED."""
 
@@ -133,11 +136,11 @@ class KvIndex:
         in_memory = list(map(or_, on_device, in_host)) if in_host else on_device
         alive = list(accumulate(map(or_, in_memory, in_files) if in_files else in_memory, and_))
         runs = self._runs(alive, block_size)
-        num_host = self._lengths_without(alive, on_device, in_memory, block_size)
-        num_files = self._lengths_without(alive, in_memory, alive, block_size)
+        num_host = self._lengths_without(alive, on_device, in_memory, block_size) if in_host else {}
+        num_files = self._lengths_without(alive, in_memory, alive, block_size) if in_files else {}
         for name in {**num_host, **num_files}:
             host, files = num_host.get(name, 0), num_files.get(name, 0)
-            runs[name] = HitCounts(runs[name].device - host - files, host, files)
+            runs[name] = _hit_counts(HitCounts, (runs[name].device - host - files, host, files))
         return runs
 
     def _lengths_without(
@@ -158,7 +161,7 @@ class KvIndex:
         found: dict[Incarnation, HitCounts] = {}
         for position in compress(count(1), map(ne, alive, islice(alive, 1, None))):
             left = alive[position - 1] ^ alive[position]
-            hit = HitCounts(position * unit)
+            hit = _hit_counts(HitCounts, (position * unit, 0, 0))
             if left & (left - 1):
                 for name in self._named(left):
                     found[name] = hit
