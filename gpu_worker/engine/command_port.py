@@ -2,7 +2,8 @@
 
 A command runs between two steps, so it never sees a step half done. A *block command* changes no sequence: it pins,
 holds or gives back blocks, or only looks. It also runs while the runner is busy with a step, if that step copies no
-block: the loop lends the scheduler out for so long, to one thread at a time. So migrations do not wait for steps.
+block, or has made its copies: the loop lends the scheduler out for so long, to one thread at a time. So migrations do
+not wait for steps.
 `LoopControl` says whether the next step may begin: by finite grants, by the unlimited one, and unless it is held.
 """
 

@@ -9,13 +9,13 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
+from contextlib import ExitStack
 
 from gpu_worker.engine.command_port import UNLIMITED, CommandPort, LoopControl
 from gpu_worker.engine.step_times import StepTimes
 from gpu_worker.scheduling.scheduler import Scheduler
-from gpu_worker.scheduling.state.step import StepItems, SwapAnswer, SwapOperation
+from gpu_worker.scheduling.state.step import StepItems, StepPlan, SwapAnswer, SwapOperation
 from gpu_worker.steps.runner import Runner, StepOutput
-from gpu_worker.steps.step_input import StepInput
 from octavo.request.errors import RunnerFailed
 from octavo.request.ids import SequenceId
 
@@ -117,7 +117,7 @@ class Engine:
         self.times.note_prefills(plan, planned)
         self._blocked = plan.input.empty
         try:
-            output = StepOutput([]) if plan.input.empty else self._run(plan.input)
+            output = StepOutput([]) if plan.input.empty else self._run(plan)
         except Exception as error:
             log.exception("step %d failed", plan.input.step_id)
             self.times.num_failed += 1
@@ -131,11 +131,18 @@ class Engine:
         self.times.count_step(planned - began, ran - planned, committed - ran, result.num_tokens, result.num_branches)
         return result
 
-    def _run(self, step: StepInput) -> StepOutput:
-        if step.touches_other_blocks:
-            return self._runner.run(step)
-        with self.port.lending_scheduler():
-            return self._runner.run(step)
+    def _run(self, plan: StepPlan) -> StepOutput:
+        """Runs the step. The scheduler is lent out as soon as its copies are made, if it has any."""
+        with ExitStack() as lent:
+            if not plan.input.touches_other_blocks:
+                lent.enter_context(self.port.lending_scheduler())
+                return self._runner.run(plan.input)
+
+            def lend() -> None:
+                self._scheduler.end_copies(plan)
+                lent.enter_context(self.port.lending_scheduler())
+
+            return self._runner.run(plan.input, lend)
 
     def _loop(self) -> None:
         try:

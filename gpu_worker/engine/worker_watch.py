@@ -7,7 +7,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from gpu_worker.blocks.prefix_cache import DEMOTED
+from gpu_worker.blocks.prefix_cache import DEMOTED, REMOVED, STORED
 from gpu_worker.engine.command_port import CommandPort
 from gpu_worker.engine.step_times import StepTimes
 from gpu_worker.scheduling.scheduler import Scheduler
@@ -18,12 +18,14 @@ from octavo.request.ids import BlockHash
 
 REFRESH_EVERY_S = 0.05  # how often load and cache events are brought from a busy engine to the event loop
 MAX_PENDING_BYTES = 8 << 20  # of hashes; a watcher with more drops its events, and its reader starts over
+MAX_FILE_BYTES = 1 << 20  # of hashes of files; a watcher with more begins with all of them again
+CLEARED = "cleared"
 
 
 class CacheEvent(NamedTuple):
     """Blocks that were stored in, or removed from, the prefix cache."""
 
-    kind: str  # STORED or REMOVED of gpu_worker.blocks.prefix_cache
+    kind: str  # STORED or REMOVED of gpu_worker.blocks.prefix_cache; of files also CLEARED
     hashes: bytes  # the blocks' hashes one after the other
 
 
@@ -42,6 +44,7 @@ class CacheEventBatch:
     digest: int  # of the whole cache after this batch
     events: list[CacheEvent]
     snapshot: CacheSnapshot | None = None  # instead of events; in the first batch of a stream
+    file_events: list[CacheEvent] = field(default_factory=list)  # of blocks in files; all of them in the first batch
 
 
 @dataclass(slots=True, eq=False)
@@ -52,6 +55,7 @@ class CacheWatcher:
     digest: int = 0
     events: list[CacheEvent] = field(default_factory=list)
     num_bytes: int = 0  # roughly what `events` holds
+    file_events: list[CacheEvent] = field(default_factory=list)
     wake: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def next_batch(self, interval_s: float) -> CacheEventBatch:
@@ -61,14 +65,15 @@ class CacheWatcher:
                 await self.wake.wait()
         except TimeoutError:
             pass
-        batch = CacheEventBatch(self.event_seq, self.digest, self.events)
+        batch = CacheEventBatch(self.event_seq, self.digest, self.events, file_events=self.file_events)
         self._drop_events()
         return batch
 
-    def begin(self, snapshot: CacheSnapshot) -> CacheEventBatch:
-        """The first batch: the whole cache as it is now. Later batches go on from there."""
+    def begin(self, snapshot: CacheSnapshot, files: bytes) -> CacheEventBatch:
+        """The first batch: the whole cache, and the hashes of files, as they are now. Later ones go on from there."""
         self._drop_events()
-        return CacheEventBatch(self.event_seq, self.digest, [], snapshot)
+        file_events = [CacheEvent(STORED, files)] if files else []
+        return CacheEventBatch(self.event_seq, self.digest, [], snapshot, file_events)
 
     def add_events(self, events: Seq[CacheEvent], event_seq: int, digest: int) -> None:
         """Keeps events for the next batch. `event_seq` is the number of the last one, `digest` the cache's after it."""
@@ -80,9 +85,15 @@ class CacheWatcher:
             self.events.extend(events)
         self.wake.set()
 
+    def add_file_events(self, events: Seq[CacheEvent], files: Callable[[], bytes]) -> None:
+        """Keeps changes of files for the next batch; `files` says which there are after them."""
+        self.file_events.extend(events)
+        if sum(len(event.hashes) for event in self.file_events) > MAX_FILE_BYTES:
+            self.file_events = [CacheEvent(CLEARED, b""), CacheEvent(STORED, files())]
+
     def _drop_events(self) -> None:
         self.wake.clear()
-        self.events, self.num_bytes = [], 0
+        self.events, self.num_bytes, self.file_events = [], 0, []
 
 
 class CacheWatchers:
@@ -92,6 +103,12 @@ class CacheWatchers:
         self._watchers: set[CacheWatcher] = set()
         self._event_seq = 0
         self._digest = 0
+        self._files: dict[BlockHash, None] = {}
+
+    @property
+    def files(self) -> bytes:
+        """The hashes of all blocks in files that were published, one after the other."""
+        return b"".join(self._files)
 
     def open_watcher(self) -> CacheWatcher:
         watcher = CacheWatcher(self._event_seq, self._digest)
@@ -105,6 +122,16 @@ class CacheWatchers:
         """Has every Watch stream send a message now: its load report has changed."""
         for watcher in self._watchers:
             watcher.wake.set()
+
+    def publish_files(self, written: Seq[BlockHash], removed: Seq[BlockHash]) -> None:
+        """Hands over which blocks have files now, and which have none any more."""
+        self._files.update(dict.fromkeys(written))
+        for block_hash in removed:
+            self._files.pop(block_hash, None)
+        changes = {STORED: written, REMOVED: removed}
+        events = [CacheEvent(kind, b"".join(hashes)) for kind, hashes in changes.items() if hashes]
+        for watcher in self._watchers:
+            watcher.add_file_events(events, lambda: self.files)
 
     def publish_events(self, events: Seq[CacheEvent], digest: int) -> None:
         """Hands over events in the order they happened; `digest` is of the cache after them."""
@@ -155,7 +182,7 @@ class WorkerWatch:
 
         def begin(snapshot: CacheSnapshot) -> None:
             if not begun.done():
-                begun.set_result(watcher.begin(snapshot))
+                begun.set_result(watcher.begin(snapshot, self.watchers.files))
 
         def command(_: Scheduler) -> None:
             self.refresh()  # so that no event from before the snapshot comes after it

@@ -2,7 +2,7 @@
 
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from gpu_worker.group.hosts.host_streams import HostStreams
@@ -11,7 +11,7 @@ from gpu_worker.group.rank_task import RankUsage
 from gpu_worker.group.rank_watch import RankFailed, RankWatch
 from gpu_worker.running.model_runner import ModelRunner
 from gpu_worker.steps.rank_state import RankState
-from gpu_worker.steps.runner import AdapterMemory, BlockMemory, PictureMemory, RunnerInfo, StepOutput
+from gpu_worker.steps.runner import AdapterMemory, BlockMemory, PictureMemory, RunnerInfo, StepOutput, ignore
 from gpu_worker.steps.step_input import StepInput
 
 
@@ -58,7 +58,8 @@ class GroupRunner:
         )
         return [front, *self._watch.states()]
 
-    def run(self, step: StepInput) -> StepOutput:
+    def run(self, step: StepInput, on_copied: Callable[[], None] = ignore) -> StepOutput:
+        """`on_copied` is never called: copies of other ranks are not seen here."""
         return self._runner.run(step)
 
     def check_device(self) -> None:

@@ -25,7 +25,7 @@ from gpu_worker.running.memory.block_mover import BlockMover
 from gpu_worker.running.picture_bank import PictureBank
 from gpu_worker.running.pooled_rows import pooled_of, rows_of
 from gpu_worker.sampling.sampler import Sampler
-from gpu_worker.steps.runner import BlockMemory, RunnerInfo, StepOutput
+from gpu_worker.steps.runner import BlockMemory, RunnerInfo, StepOutput, ignore
 from gpu_worker.steps.seats import Seat, Seats
 from gpu_worker.steps.step_input import KnownTokens, StepInput
 from octavo.request.ids import BlockId
@@ -100,20 +100,23 @@ class ModelRunner:
             return self._arena.staged_blocks(self._mark)
 
     @torch.inference_mode()
-    def run(self, step: StepInput) -> StepOutput:
+    def run(self, step: StepInput, on_copied: Callable[[], None] = ignore) -> StepOutput:
+        """On a GPU `on_copied` is never called: its copies are queued, and made while this computes."""
         with self._current_device:
             try:
-                return self._run(step)
+                return self._run(step, on_copied)
             finally:
                 self._mark.note_steps()
 
-    def _run(self, step: StepInput) -> StepOutput:
+    def _run(self, step: StepInput, on_copied: Callable[[], None]) -> StepOutput:
         self._seats.update(step)
         seats = self._seats.of_chunks(step)
         copy_s = self._block_mover.move_blocks(step, self._used_blocks(step, seats))
         if self.on_moved is not None:
             self.on_moved(step)
         output = StepOutput([], copy_s=copy_s, demote_s=self._block_mover.demote_blocks(step))
+        if self._device.type == "cpu" and not self._block_mover.is_copying():
+            on_copied()
         if not seats:
             return output
         wanted = _wanted_rows(step)

@@ -74,8 +74,8 @@ class BlockImport:
 class BlockExchange:
     """Pins and imports. Commands call it: `pin_tails` between steps, the others also during a step.
 
-    During a step that holds if the step touches no blocks but those in the tables of its branches: free blocks and idle
-    ones are then nobody's, and sealed ones are never written.
+    During a step that holds if the step touches no blocks but those in the tables of its branches, or has done with the
+    others (`Scheduler.end_copies`): free blocks and idle ones are then nobody's, and sealed ones are never written.
     """
 
     def __init__(self, workload: Workload) -> None:

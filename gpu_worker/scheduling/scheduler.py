@@ -187,6 +187,15 @@ class Scheduler:
         self._in_flight = plan
         return plan
 
+    def end_copies(self, plan: StepPlan) -> None:
+        """Takes in that the copies of the step in flight are made, and only its chunks still run.
+
+        From then on no block matters to the step but those in the tables of its branches. If the step fails, what was
+        copied stays where it is.
+        """
+        self._require_in_flight(plan)
+        self._workload.tables.end_step(done=True)
+
     def commit(self, plan: StepPlan, output: StepOutput) -> StepItems:
         work = self._workload
         result = self._settle(plan, done=True)
@@ -221,8 +230,7 @@ class Scheduler:
 
     def _settle(self, plan: StepPlan, *, done: bool) -> StepItems:
         """Ends the step in flight, then the branches and sequences whose end has waited for that."""
-        if self._in_flight is not plan:
-            raise RuntimeError(f"step {plan.input.step_id} is not the one in flight")
+        self._require_in_flight(plan)
         self._in_flight = None
         self._inputs.end_step()
         work = self._workload
@@ -300,6 +308,10 @@ class Scheduler:
                 work.end_hold(sequence, Hold.REQUESTED)
                 work.send_back(sequence)
         self._check()
+
+    def _require_in_flight(self, plan: StepPlan) -> None:
+        if self._in_flight is not plan:
+            raise RuntimeError(f"step {plan.input.step_id} is not the one in flight")
 
     def _require_no_step(self, what: str) -> None:
         if self._in_flight is not None:

@@ -1,7 +1,7 @@
 """What a runner is (`Runner`), what it says of itself (`RunnerInfo`), and what a step of it brings (`StepOutput`)."""
 
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as SequenceOf
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -81,6 +81,10 @@ class RunnerInfo:
     def max_sequence_blocks(self) -> int:
         """How many blocks suffice for one branch of any length, alone, if every layer has a window. 0: no number."""
         return self.window_blocks + 1 if self.window else 0
+
+
+def ignore() -> None:
+    """Does nothing: nobody waits for the copies of a step."""
 
 
 class BlockMemory(Protocol):
@@ -226,7 +230,14 @@ class Runner(Protocol):
         """None: the model takes no pictures."""
         ...
 
-    def run(self, step: StepInput) -> StepOutput: ...
+    def run(self, step: StepInput, on_copied: Callable[[], None] = ignore) -> StepOutput:
+        """Makes the copies of a step, and runs its chunks.
+
+        Once at most it calls `on_copied`, when the copies are made and nothing copies in the background. From then on
+        others may read sealed blocks and write those that nobody uses, until this returns. A runner that cannot tell,
+        or that has no such moment, never calls it.
+        """
+        ...
 
     def check_device(self) -> None:
         """Raises an error if the device can compute nothing any more. Called after a step that failed."""

@@ -17,7 +17,7 @@ from typing import TypedDict, Unpack
 
 from gpu_worker.steps.mask import Mask
 from gpu_worker.steps.pooling import PooledChunk, added
-from gpu_worker.steps.runner import NOTHING_LEFT, BlocksInPlace, PictureMemory, RunnerInfo, StepOutput
+from gpu_worker.steps.runner import NOTHING_LEFT, BlocksInPlace, PictureMemory, RunnerInfo, StepOutput, ignore
 from gpu_worker.steps.seats import Seat, Seats
 from gpu_worker.steps.step_input import KnownTokens, StepInput
 from gpu_worker.testing.pretended_adapters import PretendedAdapters
@@ -146,7 +146,8 @@ class FakeRunner(RunnerWithoutModel):
         memory = memoryview(bytearray(self.info.num_blocks * self.info.bytes_per_block))
         return BlocksInPlace(memory, self.info.num_blocks)
 
-    def run(self, step: StepInput) -> StepOutput:
+    def run(self, step: StepInput, on_copied: Callable[[], None] = ignore) -> StepOutput:
+        on_copied()  # it copies nothing
         output, seats = StepOutput([]), self._begin(step)
         if self._die_on_token in step.tokens:
             os.kill(os.getpid(), signal.SIGKILL)

@@ -15,7 +15,7 @@ from typing import Unpack
 import numpy as np
 from numpy.typing import NDArray
 
-from gpu_worker.steps.runner import BlockMemory, BlocksInPlace, RunnerInfo, StepOutput
+from gpu_worker.steps.runner import BlockMemory, BlocksInPlace, RunnerInfo, StepOutput, ignore
 from gpu_worker.steps.seats import Seat
 from gpu_worker.steps.step_input import StepInput
 from gpu_worker.testing.fake_runner import GREEDY, Chooser, RunnerSizes, RunnerWithoutModel, new_runner_info
@@ -50,10 +50,11 @@ class WitnessRunner(RunnerWithoutModel):
         """The slots, as the arena has them."""
         return BlocksInPlace(self._arena.data, self.info.num_blocks)
 
-    def run(self, step: StepInput) -> StepOutput:
+    def run(self, step: StepInput, on_copied: Callable[[], None] = ignore) -> StepOutput:
         """Moves blocks, writes the slots of the chunks, and reads whole contexts back for the next tokens."""
-        seats = self._begin(step)
         self._move(step)
+        on_copied()
+        seats = self._begin(step)
         spans = [range(end - length, end) for length, end in zip(step.lengths, step.ends, strict=True)]
         written = [self._witnesses(seat, span.start, len(span)) for seat, span in zip(seats, spans, strict=True)]
         if written:

@@ -151,7 +151,7 @@ octavo_workers router model state
 octavo_waits_for_workers router
     1 if requests for a model that has no worker wait for one (--wait-for-workers), 0 if they are refused.
 octavo_kv_index_blocks router tier
-    Different blocks in this router's index of prefix caches, by tier: device, host.
+    Different blocks in this router's index of prefix caches, by tier: device, host, files.
 # The step loop
 octavo_branches_running worker
     Branches with blocks on the device.

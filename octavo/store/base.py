@@ -3,7 +3,7 @@
 `octavo.store.memory` defines the functions on plain values; `octavo.store.redis` is the store for production.
 """
 
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from typing import Protocol
 
 from octavo.request.ids import Incarnation, SequenceId
@@ -138,6 +138,14 @@ class Store(Protocol):
 
     async def heartbeat(self, member: calls.Member, lease_ms: int) -> calls.Renewal:
         """Renews the member's lease, its description, and its hold on its name, unless another one has it by now."""
+        ...
+
+    async def hold_lifeline(self, worker: Incarnation, on_held: Callable[[], None]) -> None:
+        """Keeps a connection open by which the store sees at once that this process has died, until it is cancelled.
+
+        Only together with a router's word it speaks against a worker: it may break while the worker lives. `on_held` is
+        called whenever it is there anew; it counts from the next heartbeat on.
+        """
         ...
 
     async def leave(self, member: calls.Member) -> None:

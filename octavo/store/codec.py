@@ -33,6 +33,10 @@ def notice_channel(router: Incarnation) -> str:
     return f"octavo:notice:{router}"
 
 
+def lifeline_channel(worker: Incarnation) -> str:
+    return f"octavo:lifeline:{worker}"
+
+
 def pack_tokens(token_ids: Sequence[int]) -> bytes:
     return struct.pack(f"<{len(token_ids)}I", *token_ids)
 

@@ -1,7 +1,7 @@
 """The store on a Redis or Valkey server: the arguments and replies of each function."""
 
 import secrets
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -238,6 +238,11 @@ class RedisStore:
 
     async def secret(self, name: str) -> bytes:
         return bytes((await self._call("secret", name, secrets.token_bytes(32)))[1])
+
+    async def hold_lifeline(self, worker: Incarnation, on_held: Callable[[], None]) -> None:
+        async with aclosing(self.server.listen(codec.lifeline_channel(worker), on_listening=on_held)) as payloads:
+            async for _ in payloads:
+                pass  # the store asks whether anybody listens
 
     async def notices(self, router: Incarnation) -> AsyncIterator[calls.Notice]:
         """Notices for this router, until the caller stops iterating."""

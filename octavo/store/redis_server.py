@@ -205,10 +205,13 @@ class RedisServer:
             )  # a server that has restarted empty may have an older program's
         raise StoreUnavailable("the store restarts again and again")
 
-    async def listen(self, *channels: str) -> AsyncGenerator[bytes, None]:
+    async def listen(
+        self, *channels: str, on_listening: Callable[[], None] = lambda: None
+    ) -> AsyncGenerator[bytes, None]:
         """The messages on the channels, until the caller stops iterating. The iteration has a connection of its own.
 
-        After an outage it connects again. Messages that are published during an outage are lost.
+        After an outage it connects again, and each time `on_listening` is called. Messages that are published during an
+        outage are lost.
         """
         pause_s = 0.05
         while True:
@@ -216,6 +219,7 @@ class RedisServer:
             subscriber = connection.pubsub(ignore_subscribe_messages=True)
             try:
                 await subscriber.subscribe(*channels)
+                on_listening()
                 pause_s = 0.05
                 async with aclosing(messages(subscriber)) as payloads:
                     async for payload in payloads:

@@ -119,8 +119,13 @@ class WatchStream:
             snapshot = message.snapshot
             device, host = snapshot.device_hashes, snapshot.host_hashes
             self.index.apply_snapshot(self.incarnation, device, host, message.event_seq)
-            return True
-        events = [
-            KvEvent(KV_CHANGES[event.WhichOneof("event")], event.stored or event.removed) for event in message.events
-        ]
-        return self.index.apply_events(self.incarnation, events, message.event_seq, message.digest)
+        else:
+            events = list(map(_event, message.events))
+            if not self.index.apply_events(self.incarnation, events, message.event_seq, message.digest):
+                return False
+        self.index.apply_file_events(self.incarnation, list(map(_event, message.file_events)))
+        return True
+
+
+def _event(message: worker_pb2.KvEvent) -> KvEvent:
+    return KvEvent(KV_CHANGES[message.WhichOneof("event")], message.stored or message.removed)

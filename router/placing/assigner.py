@@ -28,7 +28,7 @@ from router.fleet.worker_link import LinkError, ProbeResult, WorkerLink
 from router.fleet.worker_pool import WorkerPool
 from router.fleet.worker_view import WorkerView
 from router.placing.assignment_attempt import AssignmentAttempt
-from router.placing.placement import PlacementDecision, choose_worker, find_prefix_owner
+from router.placing.placement import NO_HITS, PlacementDecision, choose_worker, find_prefix_owner
 from router.placing.worker_refusals import WorkerRefusals, remember
 from router.session_registry import Assignment, SessionRegistry
 
@@ -36,6 +36,7 @@ log = logging.getLogger(__name__)
 
 REQUEUE_DELAY_S = 0.5  # after which a sequence that no worker can take now goes back into the queue
 STORE_PATIENCE_S = 20.0
+SOON_MS = 25  # after which the store has seen a connection break that a router has seen break
 CLOCK_GRAIN_MS = 5  # how much later than the store says a take is repeated: the clocks of two processes tick apart
 ALL_JOURNALS = [0] * limits.MAX_N  # from index 0 on; no record has more branches
 
@@ -231,8 +232,8 @@ class Assigner:
         """The store's reply. While it is FROZEN (the store has just restarted), the take is repeated; FROZEN is
         returned only if the worker was lost meanwhile.
 
-        After ALIVE, a take because of a lost connection is repeated once, when the owner has renewed its lease if it
-        lives.
+        After ALIVE, a take because of a lost connection is repeated twice: soon, since the store may have seen its own
+        connection break a moment after this router, and when the owner has renewed its lease if it lives.
         """
         seq_id, epoch, take_id = attempt.record.seq_id, attempt.epoch, new_operation_id()
         reason, waited_ms = attempt.reason, attempt.waited_ms
@@ -244,10 +245,11 @@ class Assigner:
             )
             is_alive = taken.status is TakeStatus.ALIVE
             num_alive += is_alive
-            ask_again = taken.status is TakeStatus.FROZEN or (is_alive and unreached and num_alive == 1)
+            ask_again = taken.status is TakeStatus.FROZEN or (is_alive and unreached and num_alive < 3)
             if not ask_again or link.lost:
                 return taken
-            await asyncio.sleep((taken.retry_ms + CLOCK_GRAIN_MS) / 1000)
+            retry_ms = min(taken.retry_ms, SOON_MS) if num_alive == 1 else taken.retry_ms
+            await asyncio.sleep((retry_ms + CLOCK_GRAIN_MS) / 1000)
 
     async def _log_blame(self, seq_id: SequenceId) -> None:
         """Says in the log which workers a sequence was blamed for."""
@@ -290,8 +292,7 @@ class Assigner:
         remember(self.decisions, record.seq_id, decision)
         link = self.pool.find_link(decision.worker.incarnation) if decision.worker else None
         if link is not None:
-            on_device, _ = decision.hits.get(link.incarnation, (0, 0))
-            attempt.num_to_compute = len(tokens) - on_device
+            attempt.num_to_compute = len(tokens) - decision.hits.get(link.incarnation, NO_HITS).device
         if decision.worker is not None:  # one that has just refused the sequence may have its prefix all the same
             views = self.pool.views(model)
             attempt.hint = find_prefix_owner(decision.worker, attempt.num_shared, decision.hits, views)

@@ -20,6 +20,7 @@ from router.fleet.kv_index import HitCounts
 from router.fleet.worker_view import WorkerView
 
 HOST_CREDIT = 0.75  # of a token that is computed already: a block in the host pool has to be copied
+FILE_CREDIT = 0.5  # of one in a file: it has to be read, and a worker does not wait for a disk that is slower than it
 EVICTED_SHARE = 0.25  # of evicted prefix tokens that a later request will need again
 PREEMPTION_FACTOR = 2.0  # tokens that are computed again per token of room that is missing
 SLOW_RATIO = 2.0  # how much slower than the fastest worker a worker must be before its speed counts
@@ -29,7 +30,7 @@ FREE_SHARE = 0.02  # of a worker's blocks that must be free or evictable before 
 ADAPTER_TOKENS = 128.0  # what it costs a sequence that the worker has to read its adapter first
 
 MIN_BLOCKS = 4  # of a prefix; fewer are computed at once: a fetch takes a call, and a step of two workers
-NO_HITS: HitCounts = (0, 0)
+NO_HITS = HitCounts(0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,7 @@ class PlacementCandidate:
     eligible: bool
     reason: str  # why the worker is not eligible; empty if it is
     device_hit_tokens: int
-    host_hit_tokens: int
+    host_hit_tokens: int  # in its host pool, or in files
     prefill_cost: float
     load_cost: float
     pressure_cost: float
@@ -118,8 +119,7 @@ def _cheapest(
             continue
         if view.load_cost > lowest:
             continue  # this load alone is more than the total cost of the best worker so far
-        on_device, in_host = hits.get(view.incarnation, NO_HITS)
-        total = sum(_costs(view, held, on_device, in_host, slow, token_cost, lora))
+        total = sum(_costs(view, held, hits.get(view.incarnation, NO_HITS), slow, token_cost, lora))
         if total < lowest or (total == lowest and best is not None and _order(view) < _order(best)):
             best, lowest = view, total
     return best
@@ -182,10 +182,11 @@ def slowness(view: WorkerView, slow: float) -> float:
 
 
 def _costs(
-    view: WorkerView, num_tokens: int, on_device: int, in_host: int, slow: float, token_cost: float, lora: str
+    view: WorkerView, num_tokens: int, hits: HitCounts, slow: float, token_cost: float, lora: str
 ) -> tuple[float, float, float]:
     """The costs of prefill, load and pressure. A worker slower than `slow` pays the first two in proportion."""
-    prefill = token_cost * (num_tokens - on_device - HOST_CREDIT * in_host)
+    on_device, in_host, in_files = hits
+    prefill = token_cost * (num_tokens - on_device - HOST_CREDIT * in_host - FILE_CREDIT * in_files)
     if prefill < 1.0:
         prefill = 1.0  # one token is always computed
     if lora and lora not in view.adapters:
@@ -211,12 +212,13 @@ def _pressure(view: WorkerView, num_needed: int, num_hit: int) -> float:
 
 
 def _candidate(decision: PlacementDecision, view: WorkerView, slow: float) -> PlacementCandidate:
-    on_device, in_host = decision.hits.get(view.incarnation, NO_HITS)
-    costs = _costs(view, decision.held_tokens, on_device, in_host, slow, decision.token_cost, decision.lora)
+    hits = decision.hits.get(view.incarnation, NO_HITS)
+    costs = _costs(view, decision.held_tokens, hits, slow, decision.token_cost, decision.lora)
     reason = _misfit(view, decision.num_tokens) if view.available else view.reason_unavailable or "unavailable"
     if not reason and view.role is decision.avoided:
         reason = f"is for {'outputs' if view.role is WorkerRole.DECODE else 'prompts'}, and there is another worker"
-    return PlacementCandidate(view, not reason, reason, on_device, in_host, *costs, total_cost=sum(costs))
+    in_host = hits.host + hits.files
+    return PlacementCandidate(view, not reason, reason, hits.device, in_host, *costs, total_cost=sum(costs))
 
 
 class PrefixHint(NamedTuple):
@@ -241,11 +243,12 @@ def find_prefix_owner(
     usable = (num_tokens - 1) // size * size  # the last token is computed in any case
 
     def offered(view: WorkerView) -> int:
-        return min(hits.get(view.incarnation, NO_HITS)[0], usable)
+        return min(hits.get(view.incarnation, NO_HITS).device, usable)
 
     there = [view for view in workers if view.available or view.draining]
     others = [v for v in there if v.incarnation != chosen.incarnation and v.numerics == chosen.numerics]
     best = min(others, key=lambda view: (-offered(view), view.load_cost, view.worker_id), default=None)
-    if best is None or offered(best) - sum(hits.get(chosen.incarnation, NO_HITS)) < MIN_BLOCKS * size:
+    here = hits.get(chosen.incarnation, NO_HITS)
+    if best is None or offered(best) - here.device - here.host < MIN_BLOCKS * size:
         return None
     return PrefixHint(best.incarnation, offered(best))

@@ -31,10 +31,13 @@ def choose_target(
 def choose_cheapest(
     sequence: SequenceView, block_size: int, targets: Sequence[WorkerView], hits: Mapping[Incarnation, HitCounts]
 ) -> PlacementDecision:
-    """Picks the cheapest of those workers that are available. The sequence may go to each of these."""
+    """Picks the cheapest of those workers that are available. The sequence may go to each of these.
+
+    Files count for nothing: what a target has not in memory is sent.
+    """
     return choose_worker(
         sequence.num_tokens,
-        hits,
+        {worker: found._replace(files=0) for worker, found in hits.items()},
         targets,
         held_tokens=sequence.num_blocks * block_size,
         token_cost=COPIED_TOKEN_COST,
@@ -49,7 +52,7 @@ def has_room(view: WorkerView, sequence: SequenceView, hits: HitCounts = NO_HITS
     """
     if view.num_running + view.num_coming + sequence.num_branches > view.max_batch_sequences:
         return False
-    num_hit = min(hits[0] // view.block_size, sequence.num_blocks)
+    num_hit = min(hits.device // view.block_size, sequence.num_blocks)
     num_needed = sequence.num_blocks - num_hit + sequence.num_branches  # each branch soon begins another block
     num_usable = view.num_free_blocks + max(0, view.num_cached_blocks - num_hit)
     return num_needed + FREE_SHARE * view.num_blocks <= num_usable

@@ -274,16 +274,15 @@ class World:
         running = {chunk.branch.sequence for chunk in plan.chunks}
         assert not any(sequence.place is Place.FROZEN for sequence in running)
         assert running <= {suspect} if suspect else not any(Hold.CRASHED in sequence.holds for sequence in running)
-        self.lend(plan)
+        if not plan.input.touches_other_blocks:
+            self.lend()
         self.end_something()
         if fail:
-            self.runner.run(plan.input) if self.rng.random() < 0.5 else None
-            self.lend(plan)
+            self.output(plan) if self.rng.random() < 0.5 else None
             result = self.scheduler.abort_step(plan, FAILURE)
             self.counts["failed step"] += 1
         else:
             output = self.output(plan)
-            self.lend(plan)
             result = self.scheduler.commit(plan, output)
         assert not self.runner.mismatches, self.runner.first_mismatch
         self.scheduler.check_state()
@@ -295,11 +294,17 @@ class World:
         self.counts["step"] += 1
         return result
 
-    def lend(self, plan: StepPlan) -> None:
+    def lend(self) -> None:
         """Lets blocks be pinned, held and given back while the step is in flight, as the engine does it."""
-        if self.traffic is not None and not plan.input.touches_other_blocks and self.traffic.rng.random() < 0.3:
+        if self.traffic is not None and self.traffic.rng.random() < 0.3:
             self.traffic.operate(BLOCK_OPERATIONS)
             self.counts["during a step"] += 1
+
+    def copied(self, plan: StepPlan) -> None:
+        """The runner has made the copies of the step: from then on it is as one without copies."""
+        self.scheduler.end_copies(plan)
+        self.counts["after copies"] += self.traffic is not None and plan.input.touches_other_blocks
+        self.lend()
 
     def end_something(self) -> None:
         """Ends a sequence, a branch alone, or the wait for blocks of another worker: between steps or during one."""
@@ -340,7 +345,9 @@ class World:
         return suspect
 
     def output(self, plan) -> StepOutput:
-        return self.runner.run(plan.input)
+        output = self.runner.run(plan.input, lambda: self.copied(plan))
+        self.lend()
+        return output
 
     def deliver(self, item) -> None:
         """The journal: indexes without gap, one end per branch, every token as the oracle says."""

@@ -14,8 +14,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from octavo.request.ids import Incarnation, SequenceId
+from router.fleet.kv_index import HitCounts
 from router.fleet.worker_view import SequenceView, WorkerSnapshot, WorkerView
-from router.placing.placement import choose_worker, room_left
+from router.placing.placement import NO_HITS, choose_worker, room_left
 from router.placing.rebalancing import RETURN_S, PastMigration, ProposedMigration, load_of
 
 TICK_S = 0.1
@@ -270,7 +271,7 @@ class FleetModel:
             if chosen is None:
                 return
             worker = by_id[chosen.incarnation]
-            to_compute = num_tokens - hits.get(chosen.incarnation, (0, 0))[0]
+            to_compute = num_tokens - hits.get(chosen.incarnation, NO_HITS).device
             worker.prefill_left += to_compute
             worker.touch_prefix(sequence)
             worker.num_dispatched += 1
@@ -278,9 +279,9 @@ class FleetModel:
             worker.recent_picks += 1
             worker.waiting.append(sequence)
 
-    def _hits_of(self, sequence: ModelSequence) -> dict[Incarnation, tuple[int, int]]:
+    def _hits_of(self, sequence: ModelSequence) -> dict[Incarnation, HitCounts]:
         group = sequence.group
-        return {w.incarnation: (w.prefixes[group], 0) for w in self.workers if group in w.prefixes}
+        return {w.incarnation: HitCounts(w.prefixes[group]) for w in self.workers if group in w.prefixes}
 
     def _plan(self) -> None:
         self.past = [migration for migration in self.past if migration.under_way or self.now - migration.at < RETURN_S]

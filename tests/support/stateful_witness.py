@@ -21,8 +21,8 @@ class StatefulWitness(WitnessRunner):
         self._states = np.full(self.info.num_blocks, UNWRITTEN, dtype=np.uint64)
         self._host_states = np.full(self.info.num_host_blocks, UNWRITTEN, dtype=np.uint64)
 
-    def run(self, step: StepInput) -> StepOutput:
-        output = super().run(step)
+    def run(self, step: StepInput, *further) -> StepOutput:
+        output = super().run(step, *further)
         found = []
         for seat, length, end in zip(self.seats.of_chunks(step), step.lengths, step.ends, strict=True):
             start, size = end - length, self.info.block_size

@@ -39,9 +39,9 @@ class CountingRunner(WitnessRunner):
     num_prefill = 0
     num_steps = 0
 
-    def run(self, step: StepInput) -> StepOutput:
+    def run(self, step: StepInput, *further) -> StepOutput:
         self.num_prefill += len(step.tokens) - step.num_decodes
-        output = super().run(step)
+        output = super().run(step, *further)
         self.num_steps += bool(step.seats)
         return output
 

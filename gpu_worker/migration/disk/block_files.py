@@ -9,10 +9,12 @@ change says when it was used last; when the directory is full, those go that wer
 """
 
 import os
+import re
 import secrets
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from gpu_worker.migration.blocks.checksum import BlockChecksum
@@ -23,6 +25,7 @@ HEADER_BYTES = len(MAGIC) + 8
 MOST_RUNS = 512  # of one call of the kernel, which takes 1,024
 KEPT_SHARE = 0.9  # of the bytes that are allowed stays when room is made
 ABANDONED_S = 600.0  # after which nobody writes a partial file any more
+_NAME = re.compile("[0-9a-f]{32}")  # of a whole file
 
 
 class BlockFiles:
@@ -55,7 +58,7 @@ class BlockFiles:
         part = path.with_name(f"{path.name}.part-{secrets.token_hex(4)}")
         header = MAGIC + self._checksum(block_hash, runs)
         self._make_room(HEADER_BYTES + self._bytes_per_block)
-        path.parent.mkdir(mode=0o700, exist_ok=True)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         file = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         try:
             for some in _in_turns([memoryview(header), *runs]):
@@ -93,6 +96,32 @@ class BlockFiles:
         ages = sorted((used, path.name) for path, size, used in self._all() if self._is_block(path, size))
         return [BlockHash(bytes.fromhex(name)) for _, name in ages[len(ages) - limit if limit < len(ages) else 0 :]]
 
+    def folders(self) -> dict[str, int]:
+        """When the names in each folder have changed last, in ns."""
+        found: dict[str, int] = {}
+        with suppress(FileNotFoundError):  # somebody has deleted the directory
+            for each in os.scandir(self._directory):
+                with suppress(FileNotFoundError):
+                    if each.is_dir():
+                        found[each.name] = each.stat().st_mtime_ns
+        return found
+
+    def list_folder(self, folder: str, known: Collection[BlockHash]) -> tuple[set[BlockHash], dict[BlockHash, float]]:
+        """The blocks of a folder: those of `known`, and the others with when they were used."""
+        still: set[BlockHash] = set()
+        others: dict[BlockHash, float] = {}
+        for entry in os.scandir(self._directory / folder):
+            if not _NAME.fullmatch(entry.name):
+                continue
+            if (block_hash := BlockHash(bytes.fromhex(entry.name))) in known:
+                still.add(block_hash)
+                continue
+            with suppress(FileNotFoundError):  # another worker has made room
+                status = entry.stat()
+                if status.st_size == HEADER_BYTES + self._bytes_per_block:
+                    others[block_hash] = status.st_mtime
+        return still, others
+
     def _make_room(self, num_bytes: int) -> None:
         """Removes what was used the longest ago where there is no room for so many more bytes."""
         with self._room:
@@ -121,17 +150,20 @@ class BlockFiles:
                 yield Path(entry.path), status.st_size, status.st_mtime
 
     def _is_block(self, path: Path, size: int) -> bool:
-        return "." not in path.name and size == HEADER_BYTES + self._bytes_per_block
+        return bool(_NAME.fullmatch(path.name)) and size == HEADER_BYTES + self._bytes_per_block
 
     def _path(self, block_hash: BlockHash) -> Path:
-        name = block_hash.hex()
-        return self._directory / name[:2] / name
+        return self._directory / folder_of(block_hash) / block_hash.hex()
 
     def _checksum(self, block_hash: BlockHash, runs: Sequence[memoryview]) -> bytes:
         """It follows from the name, too: the bytes of another block are wrong ones."""
         checksum = BlockChecksum(int.from_bytes(block_hash[:8], "little"))
         checksum.add_part(0, runs)
         return checksum.digest(self._bytes_per_block).to_bytes(8, "little")
+
+
+def folder_of(block_hash: BlockHash) -> str:
+    return block_hash.hex()[:2]
 
 
 def _in_turns(runs: Sequence[memoryview]) -> Iterator[Sequence[memoryview]]:

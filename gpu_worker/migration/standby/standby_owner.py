@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 # A buddy is behind by the time between two rounds, and by the block that is being filled. A round costs the same
 # whatever is new in it, so many histories, whose blocks fill all the time, share longer ones.
-ROUND_S = 0.1
+ROUND_S = 0.03
 ROUND_PER_HISTORY_S = 0.25  # beside the first one
 LONGEST_ROUND_S = 1.0
 REFRESH_S = 2.0  # how often a buddy is told that nothing is new

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from gpu_worker.blocks.prefix_cache import STORED
-from gpu_worker.engine.worker_watch import CacheEvent, CacheEventBatch, WorkerWatch
+from gpu_worker.engine.worker_watch import CLEARED, CacheEvent, CacheEventBatch, WorkerWatch
 from gpu_worker.journal.step_publisher import StepPublisher
 from gpu_worker.journal.step_subscription import StepMessage
 from gpu_worker.migration.source.migration_progress import MigrationOutcome, MigrationProgress
@@ -127,12 +127,15 @@ def watch_to_wire(
         events=[event_to_wire(event) for event in batch.events],
         load=load_to_wire(watch, publisher),
         adapters=watch.adapters(),
+        file_events=[event_to_wire(event) for event in batch.file_events],
     )
 
 
 def event_to_wire(event: CacheEvent) -> worker_pb2.KvEvent:
     if event.kind == STORED:
         return worker_pb2.KvEvent(stored=event.hashes)
+    if event.kind == CLEARED:
+        return worker_pb2.KvEvent(cleared=True)
     return worker_pb2.KvEvent(removed=event.hashes)
 
 

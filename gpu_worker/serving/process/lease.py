@@ -61,6 +61,7 @@ class Lease:
         self._loop = asyncio.get_running_loop()
         self._next_renewal = 0.0  # the engine's thread alone uses it
         self._renewing: asyncio.Task[None] | None = None
+        self._again = False  # something has changed during the renewal under way
         self._ended = False
         self._renewed_at = -math.inf
         self.lost = asyncio.Event()  # another worker has got the id
@@ -70,6 +71,10 @@ class Lease:
     def runs(self) -> bool:
         """Whether the store has renewed the lease within its last duration, so that no other process sees its end."""
         return time.monotonic() - self._renewed_at < self._lease_ms / 1000
+
+    async def hold_lifeline(self) -> None:
+        """Lets the store see at once when this process is killed. Runs for as long as the worker lives."""
+        await self._store.hold_lifeline(self._member.id, self._renew_soon)
 
     def beat(self) -> None:
         """Renews the lease if a third of its time has passed. The engine calls this after each step and idle round."""
@@ -82,7 +87,18 @@ class Lease:
         if not self._ended and (self._renewing is None or self._renewing.done()):
             self._renewing = asyncio.create_task(self._renew())
 
+    def _renew_soon(self) -> None:
+        """Tells the store of something new: now, or after the renewal under way."""
+        self._again = self._renewing is not None and not self._renewing.done()
+        self._start_renewal()
+
     async def _renew(self) -> None:
+        await self._renew_once()
+        while self._again and not self._ended:
+            self._again = False
+            await self._renew_once()
+
+    async def _renew_once(self) -> None:
         asked_at = time.monotonic()
         try:
             while (await self._store.heartbeat(self._member, self._lease_ms)).holder is not None:
@@ -99,7 +115,7 @@ class Lease:
     def describe(self, info: bytes) -> None:
         """Changes what other processes read of this worker in the store, and tells the store soon."""
         self._member = replace(self._member, info=info)
-        self._start_renewal()
+        self._renew_soon()
 
     async def end(self, patience_s: float) -> None:
         """Ends the lease after a renewal under way, which would otherwise make the worker look alive again."""

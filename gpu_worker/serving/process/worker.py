@@ -154,7 +154,12 @@ class Worker:
         if settings.disk_tier:
             if memory is None:
                 raise InvalidArgument("disk_tier", "needs --prefix-caching and --journal=strict")
-            self.disk = DiskTier(settings.disk_tier, settings.disk_tier_bytes, blocks, memory)
+            directory, most_bytes, watch = settings.disk_tier, settings.disk_tier_bytes, self.watch
+            self.disk = DiskTier(
+                *(directory, most_bytes, blocks, memory),
+                publish=watch.watchers.publish_files,
+                is_busy=lambda: watch.load.num_running > 0,
+            )
         announcer = OwnershipAnnouncer(journal, incarnation) if journal is not None else None
         self.trials = TrialQueue(port, self.publisher, announcer)
         self.offers = PrefixOffers(
@@ -231,6 +236,8 @@ class Worker:
         Call it before `start`, or not at all. It takes no longer than a setting says, and raises nothing.
         """
         sources = self.fetcher, self.disk
+        if self.disk is not None:
+            await self.disk.list.look()  # so that routers know the files when they know the worker
         if sources == (None, None) or not self._settings.warm_up_ms:
             return
         self.engine.start()
@@ -251,6 +258,7 @@ class Worker:
         self._watching = [
             run_for_ever("the comparison with the store", self.reconciler.run()),
             run_for_ever("the watch over progress", self.monitor.run()),
+            run_for_ever("the lifeline to the store", self.lease.hold_lifeline()),
             run_for_ever("the release of what outgrows this worker", self._outgrown.run()),
         ]
         if self.standby_owner is not None and self.standby_buddy is not None:
@@ -259,7 +267,10 @@ class Worker:
                 run_for_ever("the standbys for other workers", self.standby_buddy.run()),
             ]
         if self.disk is not None:
-            self._watching.append(run_for_ever("the disk tier", self.disk.writer.run()))
+            self._watching += [
+                run_for_ever("the disk tier", self.disk.writer.run()),
+                run_for_ever("the list of files", self.disk.list.run()),
+            ]
         self.engine.start()
         self.listener.service.serve(self._served)
         self.listener.transfer.serve_target(self.target, self.supplier, self.standby_buddy)

@@ -507,7 +507,7 @@ class WatchRequest(_message.Message):
     def __init__(self, interval_ms: _Optional[int] = ...) -> None: ...
 
 class WatchResponse(_message.Message):
-    __slots__ = ("incarnation", "event_seq", "load", "snapshot", "events", "digest", "adapters")
+    __slots__ = ("incarnation", "event_seq", "load", "snapshot", "events", "digest", "adapters", "file_events")
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     EVENT_SEQ_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
@@ -515,6 +515,7 @@ class WatchResponse(_message.Message):
     EVENTS_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     ADAPTERS_FIELD_NUMBER: _ClassVar[int]
+    FILE_EVENTS_FIELD_NUMBER: _ClassVar[int]
     incarnation: str
     event_seq: int
     load: _admin_pb2.WorkerLoad
@@ -522,7 +523,8 @@ class WatchResponse(_message.Message):
     events: _containers.RepeatedCompositeFieldContainer[KvEvent]
     digest: int
     adapters: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, incarnation: _Optional[str] = ..., event_seq: _Optional[int] = ..., load: _Optional[_Union[_admin_pb2.WorkerLoad, _Mapping]] = ..., snapshot: _Optional[_Union[KvSnapshot, _Mapping]] = ..., events: _Optional[_Iterable[_Union[KvEvent, _Mapping]]] = ..., digest: _Optional[int] = ..., adapters: _Optional[_Iterable[str]] = ...) -> None: ...
+    file_events: _containers.RepeatedCompositeFieldContainer[KvEvent]
+    def __init__(self, incarnation: _Optional[str] = ..., event_seq: _Optional[int] = ..., load: _Optional[_Union[_admin_pb2.WorkerLoad, _Mapping]] = ..., snapshot: _Optional[_Union[KvSnapshot, _Mapping]] = ..., events: _Optional[_Iterable[_Union[KvEvent, _Mapping]]] = ..., digest: _Optional[int] = ..., adapters: _Optional[_Iterable[str]] = ..., file_events: _Optional[_Iterable[_Union[KvEvent, _Mapping]]] = ...) -> None: ...
 
 class KvSnapshot(_message.Message):
     __slots__ = ("device_hashes", "host_hashes")

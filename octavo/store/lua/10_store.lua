@@ -218,10 +218,12 @@ local function forget_indexes(store, rec)
   for router in string.gmatch(rec.routers, '[^,]+') do drop_from_index(store, 'attached:' .. router, rec.id) end
 end
 
--- The end of a member's lease and the lease's length, in ms; zeros if there is none.
+-- The end of a member's lease and the lease's length, in ms, zeros if there is none; '1' if the store heard its lifeline
+-- at the last renewal.
 local function lease_of(store, member)
-  local stop, length = string.match(redis.call('GET', store.prefix .. 'lease:' .. member) or '', '^(%d+) (%d+)$')
-  return tonumber(stop or 0), tonumber(length or 0)
+  local lease = redis.call('GET', store.prefix .. 'lease:' .. member) or ''
+  local stop, length, heard = string.match(lease, '^(%d+) (%d+) ?(%d*)$')
+  return tonumber(stop or 0), tonumber(length or 0), heard
 end
 
 local function lease_alive(store, member, now) return lease_of(store, member) > now end

@@ -17,10 +17,13 @@ end
 local function has_left(store, owner) return redis.call('EXISTS', store.prefix .. 'left:' .. owner) == 1 end
 
 -- For how many ms the lease still protects the owner from a take for this reason. A router that has lost its connection
--- to the owner needs less than the end of the lease as evidence, and yet more than its own word: a missed renewal.
+-- to the owner needs less than the end of the lease as evidence, and yet more than its own word: the owner's lifeline to
+-- the store has broken, too, or it has missed a renewal.
 local function protected_ms(store, owner, why, now)
-  local stop, length = lease_of(store, owner)
+  local stop, length, heard = lease_of(store, owner)
   if why == 'connection' then
+    local lives = redis.call('PUBLISH', store.prefix .. 'lifeline:' .. owner, '') > 0
+    if heard == '1' and not lives then return 0 end
     stop = math.min(stop, stop - length + math.floor(length / RENEWALS_PER_LEASE) + LATE_RENEWAL_MS)
   end
   return math.max(0, stop - now)

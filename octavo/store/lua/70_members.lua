@@ -43,7 +43,8 @@ define('heartbeat', function(store, keys, id, lease_ms, kind, info, name, endpoi
   local lapsed = (tonumber(redis.call('ZSCORE', index, id) or 0)) <= now
   if lapsed or redis.call('GET', member) ~= info then count_change(store, kind) end
   local stop = now + lease_ms
-  local lease = string.format('%.0f %.0f', stop, lease_ms)
+  local heard = kind == 'worker' and redis.call('PUBLISH', store.prefix .. 'lifeline:' .. id, '') > 0
+  local lease = string.format('%.0f %.0f %d', stop, lease_ms, heard and 1 or 0)
   redis.call('SET', store.prefix .. 'lease:' .. id, lease, 'PX', lease_ms + LEASE_LINGER_MS)
   note_lease_length(store, lease_ms)
   redis.call('SET', member, info, 'PX', lease_ms + LEASE_LINGER_MS)

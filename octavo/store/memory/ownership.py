@@ -24,13 +24,15 @@ def protected_ms(state: MemoryState, owner: Incarnation, reason: TakeReason) -> 
     """For how long the lease still protects the owner from a take for this reason; 0 if it does not.
 
     A router that has lost its connection to the owner needs less than the end of the lease as evidence, and yet more
-    than its own word: a missed renewal.
+    than its own word: the owner's lifeline to the store has broken, too, or it has missed a renewal.
     """
     lease = state.leases.get(owner)
     if lease is None:
         return 0
     until = lease.until_ms
     if reason is TakeReason.CONNECTION:
+        if lease.heard and owner not in state.lifelines:
+            return 0
         until = min(until, until - lease.length_ms + lease.length_ms // RENEWALS_PER_LEASE + LATE_RENEWAL_MS)
     return max(0, until - state.now_ms())
 

@@ -34,10 +34,11 @@ class Trial(NamedTuple):
 
 
 class StoredLease(NamedTuple):
-    """A member's lease: when it ends, and how long it was at its last renewal."""
+    """A member's lease: when it ends, how long it was at its last renewal, and whether its lifeline was there then."""
 
     until_ms: int
     length_ms: int
+    heard: bool = False
 
 
 @dataclass(slots=True, kw_only=True)
@@ -95,6 +96,7 @@ class MemoryState:
         self.prefixes: dict[str, bytes] = {}  # that operators have named, by their keys
         self.adapters: dict[str, bytes] = {}  # the same
         self.pictures = KeptPictures()
+        self.lifelines: set[Incarnation] = set()  # of workers whose processes live
         self.subscribers: dict[asyncio.Queue[calls.Notice], Incarnation] = {}
         self._entries: dict[SequenceId, StoredSequence] = {}
         self._forgotten: dict[SequenceId, int] = {}  # dropped before their time, and until when their ids stay taken
@@ -103,6 +105,7 @@ class MemoryState:
         """Begins a new generation, as after a crash and restart of the server in which no data was lost."""
         self.generation = max(self.generation + 1, self.now_ms() // 1000)
         self.frozen_until = self.now_ms() + self.freeze_ms()
+        self.lifelines.clear()
 
     def freeze_ms(self) -> int:
         """How long takes freeze after a restart: every member with a lease must have had the time to renew it."""
@@ -122,7 +125,7 @@ class MemoryState:
 
     def renew_lease(self, member: Incarnation, lease_ms: int) -> StoredLease:
         now = self.now_ms()
-        self.leases[member] = lease = StoredLease(now + lease_ms, lease_ms)
+        self.leases[member] = lease = StoredLease(now + lease_ms, lease_ms, member in self.lifelines)
         if lease_ms >= self.longest_lease.length_ms or self.longest_lease.until_ms <= now:
             self.longest_lease = StoredLease(now + ALIVE_MS, lease_ms)
         return lease

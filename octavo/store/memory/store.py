@@ -2,7 +2,7 @@
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 
 from octavo.request.errors import StoreFull
 from octavo.request.ids import Incarnation, SequenceId
@@ -252,6 +252,14 @@ class MemoryStore:
         until = state.renew_lease(member.id, lease_ms).until_ms
         state.members.setdefault(member.kind, {})[member.id] = (member.info, until)
         return calls.Renewal(lapsed=lapsed)
+
+    async def hold_lifeline(self, worker: Incarnation, on_held: Callable[[], None]) -> None:
+        self.shared.lifelines.add(worker)
+        on_held()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.shared.lifelines.discard(worker)
 
     async def leave(self, member: calls.Member) -> None:
         state = self._enter()

@@ -33,8 +33,8 @@ def until(condition, seconds: float = 10.0) -> None:
 class Failing(FakeRunner):
     """A model that cannot run one prompt."""
 
-    def run(self, step: StepInput) -> StepOutput:
-        output = super().run(step)
+    def run(self, step: StepInput, *further) -> StepOutput:
+        output = super().run(step, *further)
         if any(seat.tokens[0] == 13 for seat in self.seats.of_chunks(step)):
             raise RuntimeError("unlucky")
         return output
@@ -101,11 +101,11 @@ class Gated(FakeRunner):
         self.turns = threading.Semaphore(0)
         self.running = threading.Event()
 
-    def run(self, step: StepInput) -> StepOutput:
+    def run(self, step: StepInput, *further) -> StepOutput:
         self.running.set()
         assert self.turns.acquire(timeout=20)
         self.running.clear()
-        return super().run(step)
+        return super().run(step, *further)
 
 
 def test_a_block_command_runs_while_the_runner_is_busy_and_no_other_command_does(make):
@@ -141,6 +141,53 @@ def test_block_commands_wait_for_a_step_that_copies_blocks(make, monkeypatch):
         future.result(20)
     assert order == [0, 1, 2]
     until(lambda: "a" in finishes(results))
+
+
+class CopyingFirst(FakeRunner):
+    """Each step makes copies, says so, and then runs, as long as it may."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_copy, self.may_run = threading.Semaphore(0), threading.Semaphore(0)
+        self.copying, self.running = threading.Event(), threading.Event()
+        self.fails = False
+
+    def run(self, step: StepInput, on_copied=lambda: None) -> StepOutput:
+        self.copying.set()
+        assert self.may_copy.acquire(timeout=20)
+        on_copied()
+        self.running.set()
+        assert self.may_run.acquire(timeout=20)
+        if self.fails:
+            self.fails = False
+            raise RuntimeError("after its copies")
+        return super().run(step)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_block_commands_run_as_soon_as_a_step_has_made_its_copies(make, monkeypatch, fails):
+    monkeypatch.setattr(StepInput, "touches_other_blocks", True)
+    runner = CopyingFirst()
+    engine, results = make(runner)
+    engine.port.post(lambda s: s.admit(sequence("a", [4], max_tokens=2))).result(5)
+    engine.control.grant_steps(0)
+    assert runner.copying.wait(20)
+    early = engine.port.post_block(lambda s: threading.current_thread().name)
+    assert not early.done()
+    runner.fails = fails
+    runner.may_copy.release()
+    assert runner.running.wait(20)
+    assert early.result(20) == "engine"
+    late = engine.port.post_block(lambda s: threading.current_thread().name)
+    assert late.done() and late.result() == threading.current_thread().name
+    other = engine.port.post(lambda s: None)
+    assert not other.done()
+    for gate in (runner.may_copy, runner.may_run):
+        gate.release(5)
+    other.result(20)
+    until(lambda: "a" in finishes(results))
+    assert outputs(results)["a"] == fake_oracle([4], 2, info=INFO)
+    engine.port.post(lambda s: s.check_state()).result(5)
 
 
 @pytest.mark.parametrize(
@@ -230,7 +277,7 @@ def test_a_broken_device_ends_the_loop_and_no_sequence(make):
     class Dead(FakeRunner):
         dead = False
 
-        def run(self, step: StepInput) -> StepOutput:
+        def run(self, step: StepInput, *further) -> StepOutput:
             self.dead = True
             raise RuntimeError("an illegal memory access was encountered")
 
@@ -331,10 +378,10 @@ def test_nobody_waits_for_a_loop_that_has_ended(make):
 
 def test_a_loop_says_whether_it_ended_in_time(make):
     class Slow(FakeRunner):
-        def run(self, step: StepInput) -> StepOutput:
+        def run(self, step: StepInput, *further) -> StepOutput:
             running.set()
             gate.wait(10)
-            return super().run(step)
+            return super().run(step, *further)
 
     running, gate = threading.Event(), threading.Event()
     engine, _ = make(Slow())
@@ -362,8 +409,8 @@ def test_a_scheduler_that_fails_ends_the_loop_and_says_so(make):
 
 def test_a_swap_is_copied_and_measured_before_its_answer(make):
     class Measured(FakeRunner):
-        def run(self, step: StepInput) -> StepOutput:
-            output = super().run(step)
+        def run(self, step: StepInput, *further) -> StepOutput:
+            output = super().run(step, *further)
             if step.timed:
                 moves.append(step)
                 output.copy_s = 0.25
@@ -395,10 +442,10 @@ def test_a_swap_is_copied_and_measured_before_its_answer(make):
 
 def test_a_swap_whose_copies_fail_loses_nothing(make):
     class Broken(FakeRunner):
-        def run(self, step: StepInput) -> StepOutput:
+        def run(self, step: StepInput, *further) -> StepOutput:
             if step.swap_out:
                 raise RuntimeError("no such page")
-            return super().run(step)
+            return super().run(step, *further)
 
     engine, results = make(Broken())
     engine.port.post(lambda s: s.admit(sequence("a", [5] * 40))).result(5)

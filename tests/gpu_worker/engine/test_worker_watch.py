@@ -88,6 +88,39 @@ async def test_a_watcher_that_falls_too_far_behind_has_a_gap_and_holds_little(mo
     assert len((await slow.next_batch(0.01)).events) == 1
 
 
+@given(
+    changes=st.lists(st.tuples(st.booleans(), st.lists(st.integers(0, 7), max_size=4, unique=True)), max_size=30),
+    most=st.sampled_from([0, 48, 1 << 20]),
+    reads=st.integers(1, 7),
+)
+async def test_what_is_told_of_files_is_what_was_published(changes, most, reads):
+    """Also to one who reads so seldom that all of them are told again."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(worker_watch, "MAX_FILE_BYTES", most)
+        watchers = CacheWatchers()
+        watchers.publish_files([number.to_bytes(16, "big") for number in range(3)], [])
+        watcher, present, told = watchers.open_watcher(), set(range(3)), set()
+
+        def read(batch: CacheEventBatch) -> None:
+            for kind, hashes in batch.file_events:
+                numbers = {int.from_bytes(hashes[at : at + 16], "big") for at in range(0, len(hashes), 16)}
+                if kind == "stored":
+                    told.update(numbers)
+                else:
+                    told.difference_update(numbers if kind == "removed" else set(told))
+
+        read(watcher.begin(CacheSnapshot(b"", b""), watchers.files))
+        for number, (stored, numbers) in enumerate(changes):
+            hashes = [each.to_bytes(16, "big") for each in numbers]
+            watchers.publish_files(*((hashes, []) if stored else ([], hashes)))
+            present = present | set(numbers) if stored else present - set(numbers)
+            if number % reads == 0:
+                read(await watcher.next_batch(0.0))
+                assert told == present
+        read(await watcher.next_batch(0.0))
+        assert told == present
+
+
 @pytest.mark.parametrize("seed", range(3))
 async def test_every_message_describes_the_cache_while_steps_run(seed):
     """Watchers come and go while blocks are stored and evicted; no digest is ever wrong, no number is missing."""

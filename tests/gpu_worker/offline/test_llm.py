@@ -168,11 +168,11 @@ class Breaking(FakeRunner):
         self.act = act
         self.num_runs = 0
 
-    def run(self, step):
+    def run(self, step, *further):
         self.num_runs += 1
         if self.num_runs == 5:
             self.act()
-        return super().run(step)
+        return super().run(step, *further)
 
 
 def interrupt():
@@ -197,8 +197,8 @@ def test_an_interrupt_leaves_nothing_behind(act):
 
 def test_a_prompt_the_model_fails_on_says_why_and_the_others_have_answers(caplog):
     class Picky(FakeRunner):
-        def run(self, step):
-            output = super().run(step)
+        def run(self, step, *further):
+            output = super().run(step, *further)
             if any(seat.tokens[0] == 13 for seat in self.seats.of_chunks(step)):
                 raise RuntimeError("thirteen")
             return output

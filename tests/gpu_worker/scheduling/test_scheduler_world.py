@@ -65,6 +65,15 @@ def test_chaos_with_drafts_changes_no_output(make_world, seed: int) -> None:
     assert world.counts["drafts"]
 
 
+def test_blocks_come_and_go_while_a_step_runs_that_has_made_copies(make_world) -> None:
+    """The runner compares each block that it reads with what was written there."""
+    world = make_world(9, {"min_preempt_interval_s": 0}, {"num_blocks": 24, "num_host_blocks": 16}, moving=True)
+    for _ in range(600):
+        world.operate()
+    world.drain()
+    assert world.counts["after copies"] > 20
+
+
 def test_every_place_and_hold_is_checked(make_world) -> None:
     """With SchedulerConfig.debug, each plan and commit compares them with the table of what excludes what."""
     seen = set()

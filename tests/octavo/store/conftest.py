@@ -4,6 +4,7 @@ import asyncio
 import shutil
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -138,6 +139,28 @@ class Bench:
         if isinstance(self.store, MemoryStore):
             return router in self.store.shared.subscribers.values()
         [(_, count)] = await self.store.server.client.pubsub_numsub(codec.notice_channel(router))
+        return bool(count)
+
+    @asynccontextmanager
+    async def lifeline(self, worker: Incarnation) -> AsyncIterator[None]:
+        """Another process, that worker, lives inside, and the store knows it."""
+        process = self.another()
+        await process.open()
+        held = asyncio.Event()
+        holding = asyncio.create_task(process.hold_lifeline(worker, held.set))
+        while not await self._has_lifeline(worker):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        assert held.is_set()
+        yield
+        holding.cancel()
+        await asyncio.gather(holding, return_exceptions=True)
+        while await self._has_lifeline(worker):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+    async def _has_lifeline(self, worker: Incarnation) -> bool:
+        if isinstance(self.store, MemoryStore):
+            return worker in self.store.shared.lifelines
+        [(_, count)] = await self.store.server.client.pubsub_numsub(codec.lifeline_channel(worker))
         return bool(count)
 
     async def advance(self, ms: int) -> None:

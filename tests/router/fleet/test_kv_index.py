@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from octavo.request.ids import BlockHash, Incarnation
-from router.fleet.kv_index import KvChange, KvEvent, KvIndex
+from router.fleet.kv_index import HitCounts, KvChange, KvEvent, KvIndex
 
 BLOCKS = [BlockHash(bytes([number]) * 16) for number in range(6)]
 WORKERS = [Incarnation(name) for name in ("a", "b", "c")]
@@ -16,10 +16,11 @@ A_WORKER = st.sampled_from(WORKERS)
 
 
 class WorkerTwin:
-    """The slow, obvious twin: two sets of blocks and an event number per worker."""
+    """The slow, obvious twin: sets of blocks and an event number per worker."""
 
     def __init__(self, device: set[bytes], host: set[bytes], event_seq: int) -> None:
         self.device, self.host, self.event_seq = device, host, event_seq
+        self.files: set[bytes] = set()
 
     def apply(self, event: KvEvent) -> None:
         blocks = {event.hashes[start : start + 16] for start in range(0, len(event.hashes), 16)}
@@ -38,16 +39,25 @@ class WorkerTwin:
     def digest(self) -> int:
         return reduce(xor, (int.from_bytes(block[:8], "little") for block in self.device | self.host), 0)
 
-    def hits(self, hashes: Sequence[BlockHash]) -> tuple[int, int]:
-        num_device = num_host = 0
+    def apply_to_files(self, event: KvEvent) -> None:
+        blocks = {event.hashes[start : start + 16] for start in range(0, len(event.hashes), 16)}
+        if event.change is KvChange.STORED:
+            self.files |= blocks
+        else:
+            self.files -= blocks if event.change is KvChange.REMOVED else self.files
+
+    def hits(self, hashes: Sequence[BlockHash]) -> HitCounts:
+        num_device = num_host = num_files = 0
         for block in hashes:
             if block in self.device:
                 num_device += 1
             elif block in self.host:
                 num_host += 1
+            elif block in self.files:
+                num_files += 1
             else:
                 break
-        return num_device, num_host
+        return HitCounts(num_device, num_host, num_files)
 
 
 def an_event() -> st.SearchStrategy[KvEvent]:
@@ -90,6 +100,13 @@ class KvIndexMachine(RuleBasedStateMachine):
         if twin is not None:
             assert not self.index.apply_events(worker, [], twin.event_seq, twin.digest() ^ 1)
 
+    @rule(worker=A_WORKER, events=st.lists(an_event(), max_size=3))
+    def change_files(self, worker: Incarnation, events: list[KvEvent]) -> None:
+        events = [event for event in events if event.change is not KvChange.DEMOTED]
+        for event in events if worker in self.twins else ():
+            self.twins[worker].apply_to_files(event)
+        self.index.apply_file_events(worker, events)
+
     @rule(worker=A_WORKER)
     def drop(self, worker: Incarnation) -> None:
         self.twins.pop(worker, None)
@@ -104,6 +121,7 @@ class KvIndexMachine(RuleBasedStateMachine):
     def nothing_is_left_behind(self) -> None:
         known = set().union(*(twin.device | twin.host for twin in self.twins.values()))
         assert self.index._device.keys() | self.index._host.keys() == known
+        assert self.index._files.keys() == set().union(*(twin.files for twin in self.twins.values()))
         assert set(self.index._workers) == set(self.twins)
 
 
@@ -120,5 +138,5 @@ def test_many_workers_with_prefixes_of_all_lengths(lengths: list[tuple[int, int]
         index.apply_snapshot(Incarnation(str(number)), b"".join(device), b"".join(host), 0)
     hit = {str(number): hits for number, hits in enumerate(lengths) if sum(hits)}
     assert index.find_hits(hashes[:25]) == {
-        name: (num_device, min(num_host, 25 - num_device)) for name, (num_device, num_host) in hit.items()
+        name: HitCounts(num_device, min(num_host, 25 - num_device)) for name, (num_device, num_host) in hit.items()
     }

@@ -26,6 +26,7 @@ from octavo.store.memory import MemoryState, MemoryStore
 from octavo.store.memory.state import Trial
 from octavo.wire.internal import admission_from_wire
 from router.background_tasks import BackgroundTasks
+from router.fleet.kv_index import HitCounts
 from router.fleet.limits_registry import LimitsRegistry
 from router.fleet.model_registry import ModelRegistry
 from router.fleet.pending_dispatches import PendingDispatches
@@ -163,7 +164,7 @@ async def test_workers_hear_where_the_prefix_is(make_scene, monkeypatch, of_one_
     scene = await make_scene(LATER, ADMITTED, prompt=tuple(range(200)))
     size = view(Incarnation("a")).block_size
     scene.links[1].numerics = "" if of_one_class else "cpu/other"
-    hits = {Incarnation("a"): (5 * size, 0)}
+    hits = {Incarnation("a"): HitCounts(5 * size)}
     monkeypatch.setattr(scene.assigner.pool, "find_hits", lambda *_: hits)
     await scene.assign()
     (first,), (second,) = (link.admissions for link in scene.links[:2])
@@ -188,7 +189,7 @@ async def test_a_sequence_without_owner_goes_to_the_worker_that_has_its_blocks(m
     scene = await make_scene(LATER, ADMITTED, ADMITTED, ADMITTED, prompt=tuple(range(200)), max_tokens=400)
     await lose_owner(scene, 300)
     size = view(Incarnation("a")).block_size
-    monkeypatch.setattr(scene.assigner.pool, "find_hits", lambda *_: {Incarnation(buddy): (28 * size, 0)})
+    monkeypatch.setattr(scene.assigner.pool, "find_hits", lambda *_: {Incarnation(buddy): HitCounts(28 * size)})
     await scene.assigner.assign_sequence(scene.seq_id, 1, TakeReason.LEASE)
     record = (await scene.store.read(scene.seq_id)).record
     assert (record.owner, record.epoch) == (buddy, 2)
@@ -198,7 +199,7 @@ async def test_a_worker_in_place_of_the_buddy_hears_where_prompt_and_output_are(
     scene = await make_scene(LATER, LATER, ADMITTED, prompt=tuple(range(200)), max_tokens=400)
     await lose_owner(scene, 300)
     size = view(Incarnation("a")).block_size
-    monkeypatch.setattr(scene.assigner.pool, "find_hits", lambda *_: {Incarnation("b"): (28 * size, 0)})
+    monkeypatch.setattr(scene.assigner.pool, "find_hits", lambda *_: {Incarnation("b"): HitCounts(28 * size)})
     await scene.assigner.assign_sequence(scene.seq_id, 1, TakeReason.LEASE)
     (admission,) = scene.links[2].admissions
     assert (admission.prefix_owner, admission.prefix_owner_tokens) == ("b", 28 * size), "b had no room"

@@ -8,8 +8,16 @@ from worker_views import idle_view
 
 from octavo.request.ids import Incarnation
 from octavo.request.record import WorkerRole
+from router.fleet.kv_index import HitCounts
 from router.fleet.worker_view import WorkerView
-from router.placing.placement import ADAPTER_TOKENS, HOST_CREDIT, choose_worker, room_left
+from router.placing.placement import (
+    ADAPTER_TOKENS,
+    FILE_CREDIT,
+    HOST_CREDIT,
+    choose_worker,
+    find_prefix_owner,
+    room_left,
+)
 
 BLOCK_SIZE = 16
 IDLE = idle_view("a", incarnation="i-a")
@@ -41,7 +49,7 @@ SOME_VIEWS = st.lists(A_VIEW, max_size=6).map(
         for view, name in zip(views, "dbface", strict=False)
     ]
 )
-Hits = dict[Incarnation, tuple[int, int]]
+Hits = dict[Incarnation, HitCounts]
 
 
 @st.composite
@@ -50,7 +58,8 @@ def some_hits(draw: st.DrawFn, views: Sequence[WorkerView], num_tokens: int) -> 
     for view in draw(st.lists(st.sampled_from(views), unique_by=lambda view: view.worker_id)) if views else ():
         device = draw(st.integers(0, num_tokens // BLOCK_SIZE))
         host = draw(st.integers(0, num_tokens // BLOCK_SIZE - device))
-        hits[view.incarnation] = (device * BLOCK_SIZE, host * BLOCK_SIZE)
+        files = draw(st.integers(0, num_tokens // BLOCK_SIZE - device - host))
+        hits[view.incarnation] = HitCounts(device * BLOCK_SIZE, host * BLOCK_SIZE, files * BLOCK_SIZE)
     return hits
 
 
@@ -79,16 +88,27 @@ def test_order_of_workers_does_not_matter(views: list[WorkerView], num_tokens: i
     assert choose_worker(num_tokens, hits, views).worker == choose_worker(num_tokens, hits, shuffled).worker
 
 
-def test_credits_the_host_pool_in_part() -> None:
-    hits = {Incarnation("i-a"): (64, 32), Incarnation("i-b"): (0, 96)}
-    costs = {
-        c.worker_id: c.prefill_cost for c in choose_worker(100, hits, [idle("a"), idle("b"), idle("c")]).candidates
-    }
-    assert costs == {"a": 36 - HOST_CREDIT * 32, "b": 100 - HOST_CREDIT * 96, "c": 100}
+def test_credits_the_host_pool_and_files_in_part() -> None:
+    found = {"a": HitCounts(64, 32), "b": HitCounts(0, 96), "d": HitCounts(32, 16, 48)}
+    hits = {Incarnation(f"i-{name}"): each for name, each in found.items()}
+    candidates = choose_worker(100, hits, [idle(name) for name in "abcd"]).candidates
+    costs = {c.worker_id: c.prefill_cost for c in candidates}
+    credits_of_d = 32 + HOST_CREDIT * 16 + FILE_CREDIT * 48
+    assert costs == {"a": 36 - HOST_CREDIT * 32, "b": 100 - HOST_CREDIT * 96, "c": 100, "d": 100 - credits_of_d}
+    assert {c.worker_id: c.host_hit_tokens for c in candidates} == {"a": 32, "b": 96, "c": 0, "d": 64}
+
+
+def test_a_prompt_goes_where_its_prefix_is_in_files_unless_it_is_in_memory_elsewhere() -> None:
+    hits = {Incarnation("i-b"): HitCounts(0, 0, 960)}
+    assert (chosen := choose_worker(1000, hits, [idle("a"), idle("b"), idle("c")]).worker) and chosen.worker_id == "b"
+    hits[Incarnation("i-c")] = HitCounts(960)
+    assert (chosen := choose_worker(1000, hits, [idle("a"), idle("b"), idle("c")]).worker) and chosen.worker_id == "c"
+    hint = find_prefix_owner(idle("b"), 1000, hits, [idle("a"), idle("b"), idle("c")])
+    assert hint is not None and hint.owner == "i-c", "whether its own files are quicker is for the worker to say"
 
 
 def test_prefers_a_prefix_before_a_short_queue() -> None:
-    hits = {Incarnation("i-a"): (960, 0)}
+    hits = {Incarnation("i-a"): HitCounts(960)}
     for queued, expected in ((0, "a"), (900, "a"), (1000, "b")):
         worker = choose_worker(1000, hits, [idle("a", queued_tokens=queued), idle("b")]).worker
         assert worker is not None and worker.worker_id == expected

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from worker_views import idle_view
 
 from octavo.request.ids import Incarnation, SequenceId
+from router.fleet.kv_index import HitCounts
 from router.fleet.worker_view import SequenceView, WorkerSnapshot
 from router.placing.placement import FREE_SHARE
 from router.placing.target_choice import choose_target, has_any_room, has_room
@@ -35,7 +36,7 @@ def worker(name: str, *, of_view: dict[str, Any] | None = None, **changes: objec
     ],
 )
 def test_says_why_a_worker_is_not_the_target(target: WorkerSnapshot, reason: str) -> None:
-    hits = {target.view.incarnation: (640, 0)}
+    hits = {target.view.incarnation: HitCounts(640)}
     decision = choose_target(SEQUENCE, BLOCK_SIZE, [target, worker("b")], hits)
     assert decision.worker is not None and decision.worker.worker_id == "b"
     assert [reason in candidate.reason for candidate in decision.candidates if not candidate.eligible] == [True]
@@ -54,7 +55,7 @@ def test_room_is_never_promised_that_is_not_there(
 ) -> None:
     view = dataclasses.replace(IDLE, num_free_blocks=num_free, num_cached_blocks=num_cached, num_running=num_running)
     sequence = dataclasses.replace(SEQUENCE, num_blocks=num_blocks, num_branches=num_branches)
-    hit = (num_hit * BLOCK_SIZE, 0)
+    hit = HitCounts(num_hit * BLOCK_SIZE)
     if has_room(view, sequence, hit):
         assert num_running + num_branches <= view.max_batch_sequences
         assert max(0, num_blocks - num_hit) + num_branches + FREE_SHARE * 1000 <= num_free + num_cached

@@ -117,8 +117,8 @@ class SimRunner(WitnessRunner):
         self._on_poison = on_poison
         self._life = life
 
-    def run(self, step: StepInput) -> StepOutput:
-        output = super().run(step)
+    def run(self, step: StepInput, *further) -> StepOutput:
+        output = super().run(step, *further)
         for seat in self.seats.of_chunks(step):
             if seat.tokens[seat.num_prompt - 1 : seat.num_prompt] == [POISON]:
                 self._on_poison(seat.tokens[: seat.num_prompt])

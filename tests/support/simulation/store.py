@@ -17,6 +17,7 @@ from simulation.network import Network, Pipe
 from simulation.store_monitor import StoreMonitor
 
 CALL_TIMEOUT_S = 2.0
+LIFELINE_S = 0.1  # how often a lifeline may break or come back
 # Not in the log, unless they fail.
 QUIET = ("heartbeat", "note_limits", "queue_depth", "model_depths", "members", "sweep", "owned", "read")
 NOT_SHARED = ("subscribers", "now_ms")  # parts of a MemoryState that a replica does not have
@@ -175,6 +176,24 @@ class SimStore:
             return False
         host.calls_left -= 1
         return host.calls_left == 0
+
+    async def hold_lifeline(self, worker: Incarnation, on_held: Callable[[], None]) -> None:
+        """Breaks with the process, if its machine lives; with the network; and now and then without a reason."""
+        server, host = self._server, self._host
+
+        def end() -> None:
+            if not host.vanished:
+                server.state.lifelines.discard(worker)
+
+        host.on_death.append(end)
+        while True:
+            up = not server.down and server.network.reaches(host.name, server.host.name) and self._rng.random() > 0.01
+            if up and worker not in server.state.lifelines:
+                server.state.lifelines.add(worker)
+                on_held()
+            elif not up:
+                server.state.lifelines.discard(worker)
+            await asyncio.sleep(LIFELINE_S)
 
     async def notices(self, router: Incarnation) -> AsyncIterator[Notice]:
         """Notices come late, and are lost while the store cannot reach the router."""

@@ -118,6 +118,6 @@ def test_a_directory_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
     memory, others = BlocksInPlace(memoryview(bytearray(4096)), num_blocks=4), cast(Any, None)
     (tmp_path / "file").touch()
     with pytest.raises(InvalidArgument, match="disk_tier: cannot be used"):
-        DiskTier(str(tmp_path / "file" / "x"), 1 << 20, others, memory)
+        DiskTier(str(tmp_path / "file" / "x"), 1 << 20, others, memory, others, others)
     with pytest.raises(InvalidArgument, match="disk_tier_bytes: is less than a block, which has 1024 bytes"):
-        DiskTier(str(tmp_path), 1024, others, memory)
+        DiskTier(str(tmp_path), 1024, others, memory, others, others)

@@ -166,9 +166,9 @@ async def test_the_blocks_outlive_their_owner(pair: WorkerPair) -> None:
     await until(lambda: max(num_kept(pair.a), num_kept(pair.b)) >= 30)
     buddy = max(pair.a, pair.b, key=num_kept)
     await asyncio.wrap_future(owner.worker.engine.control.pause())
-    owner.worker.standby_owner.sequences.update({})
-    owner.worker.standby_owner._watch.draining = True  # it says nothing more, as if it had died
-    owner.worker.standby_owner._told.clear()
+    for task in owner.worker._watching:  # it says nothing more, as if it had died
+        task.cancel()
+    await asyncio.gather(*owner.worker._watching, return_exceptions=True)
     await asyncio.sleep(0.3)
     assert num_kept(buddy) >= 30
     await take(pair, follower, buddy)

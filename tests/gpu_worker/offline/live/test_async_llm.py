@@ -112,10 +112,10 @@ async def test_bad_requests_are_refused_before_they_begin():
 
 
 class BrokenRunner(FakeRunner):
-    def run(self, step: StepInput) -> StepOutput:
+    def run(self, step: StepInput, *further) -> StepOutput:
         if self.breaks.is_set():
             raise RuntimeError("the device is gone")
-        return super().run(step)
+        return super().run(step, *further)
 
     def check_device(self) -> None:
         raise RuntimeError("the device is gone")

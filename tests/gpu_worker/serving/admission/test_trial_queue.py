@@ -39,8 +39,8 @@ class NotingRunner(FakeRunner):
         super().__init__(block_size=4, num_blocks=3000, num_host_blocks=4, context_tokens=16000, step_s=0.001)
         self.steps: list[set[str]] = []
 
-    def run(self, step: StepInput) -> StepOutput:
-        output = super().run(step)
+    def run(self, step: StepInput, *further) -> StepOutput:
+        output = super().run(step, *further)
         self.steps.append({bytes(seat.tokens[: seat.num_prompt]).decode() for seat in self.seats.of_chunks(step)})
         return output
 

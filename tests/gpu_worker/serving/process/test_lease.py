@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from waiting import until
 
 from gpu_worker.serving.process import lease as lease_module
 from gpu_worker.serving.process.lease import Lease
@@ -91,3 +92,28 @@ async def test_a_store_that_names_a_predecessor_again_ends_no_worker(endpoint):
             await asyncio.sleep(0.01)
     assert lease.runs
     assert not lease.lost.is_set()
+
+
+async def test_a_lifeline_that_comes_during_a_renewal_is_heard_by_another_one():
+    class Slow(MemoryStore):
+        num_renewals = 0
+
+        async def heartbeat(self, member: Member, lease_ms: int) -> Renewal:
+            answer = await super().heartbeat(member, lease_ms)
+            await asyncio.sleep(0.02)
+            self.num_renewals += 1
+            return answer
+
+    store = Slow(MemoryState())
+    lease = Lease(store, member("one", "10.0.0.1:7"), 60_000)
+    lease.beat()
+    await asyncio.sleep(0.01)
+    assert not store.shared.leases[Incarnation("one")].heard
+    holding = asyncio.create_task(lease.hold_lifeline())
+    await until(lambda: store.num_renewals == 2)
+    assert store.shared.leases[Incarnation("one")].heard
+    await asyncio.sleep(0.05)
+    assert store.num_renewals == 2
+    holding.cancel()
+    await asyncio.gather(holding, return_exceptions=True)
+    await lease.end(5.0)

@@ -48,11 +48,11 @@ class Stubborn(FakeRunner):
     def close(self) -> None:
         self.closed = True
 
-    def run(self, step: StepInput) -> StepOutput:
+    def run(self, step: StepInput, *further) -> StepOutput:
         if not self.go.is_set():
             self.hangs.set()
         self.go.wait(30)
-        return super().run(step)
+        return super().run(step, *further)
 
 
 class Life:

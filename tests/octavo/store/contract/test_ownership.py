@@ -39,6 +39,42 @@ async def test_lost_connections_need_a_missed_renewal(bench: Any, new: Any) -> N
     assert (taken.status, taken.epoch, taken.crashes) == (calls.TakeStatus.OK, epoch + 1, 1)
 
 
+async def test_a_lost_connection_and_a_broken_lifeline_are_a_death(bench: Any, new: Any) -> None:
+    """Neither of them alone, and not a lifeline that the last renewal has not heard."""
+    seq_id, epoch = new().seq_id, await bench.run(new())
+    worker = calls.Member("worker", W1, b"info")
+
+    async def take(reason: calls.TakeReason) -> calls.TakeStatus:
+        return (await bench.take_ownership(seq_id, epoch, W2, "t", reason)).status
+
+    await bench.store.heartbeat(worker, 3000)
+    async with bench.lifeline(W1):
+        assert await take(calls.TakeReason.CONNECTION) is calls.TakeStatus.ALIVE
+    assert await take(calls.TakeReason.CONNECTION) is calls.TakeStatus.ALIVE, "it came after the renewal"
+    async with bench.lifeline(W1):
+        await bench.store.heartbeat(worker, 3000)
+        assert await take(calls.TakeReason.CONNECTION) is calls.TakeStatus.ALIVE
+        async with bench.lifeline(W3):
+            pass
+        assert await take(calls.TakeReason.CONNECTION) is calls.TakeStatus.ALIVE, "another one has died"
+    assert await take(calls.TakeReason.LEASE) is calls.TakeStatus.ALIVE
+    taken = await bench.take_ownership(seq_id, epoch, W2, "t", calls.TakeReason.CONNECTION)
+    assert (taken.status, taken.epoch, taken.crashes) == (calls.TakeStatus.OK, epoch + 1, 1)
+
+
+async def test_a_restart_ends_all_lifelines_and_nobody_is_taken_for_dead(bench: Any, new: Any) -> None:
+    seq_id, epoch = new().seq_id, await bench.run(new())
+    async with bench.lifeline(W1):
+        await bench.store.heartbeat(calls.Member("worker", W1, b""), 3000)
+    await bench.restart()
+    taken = await bench.take_ownership(seq_id, epoch, W2, "t", calls.TakeReason.CONNECTION)
+    assert taken.status is calls.TakeStatus.FROZEN
+    await bench.store.heartbeat(calls.Member("worker", W1, b""), 30_000)
+    await bench.advance(4000)
+    taken = await bench.take_ownership(seq_id, epoch, W2, "t", calls.TakeReason.CONNECTION)
+    assert taken.status is calls.TakeStatus.ALIVE
+
+
 @pytest.mark.parametrize("lease_ms", [300, 3000, 20_000])
 async def test_a_restart_freezes_takes_for_one_lease(bench: Any, new: Any, lease_ms: int) -> None:
     """Every member must have had the time to renew its lease."""
