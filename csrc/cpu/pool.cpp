@@ -18,6 +18,27 @@
 namespace octavo {
 namespace {
 
+using Clock = std::chrono::steady_clock;
+
+constexpr auto kLent = std::chrono::milliseconds(2);  // nobody who shares the work of a token keeps a core for longer
+constexpr int kRest = 64;                             // times as long as a core was kept, it is lent no more
+
+// Lends the core to whoever waits for it, at a moment when this thread has no part that the others would have to wait
+// for. What a token needs besides its step (journal, router, client) takes a fraction of a millisecond at a time. A
+// program that computes takes a whole time slice, and then it has to wait for its next ones as everywhere else.
+void lend_core() {
+    thread_local Clock::time_point not_before{};
+    const Clock::time_point began = Clock::now();
+    if (began < not_before) {
+        return;
+    }
+    sched_yield();
+    const Clock::time_point ended = Clock::now();
+    if (ended - began > kLent) {
+        not_before = ended + kRest * (ended - began);
+    }
+}
+
 // Waits for done() inside a run: others are working on it, so this never sleeps, but it soon gives them the core, in
 // case they are waiting for it.
 template <typename Done>
@@ -31,7 +52,7 @@ void spin(Done&& done) {
     }
 }
 
-constexpr auto kSpin = std::chrono::microseconds(60);
+constexpr auto kSpin = std::chrono::microseconds(200);  // a step of the engine to the next, where it has much to do
 
 int cores() {
     cpu_set_t set;
@@ -94,15 +115,16 @@ struct Pool::State {
         generation.store(0, std::memory_order_relaxed);
     }
 
-    // Waits for a generation other than `seen`: spins, then sleeps.
+    // Waits for a generation other than `seen`: spins while nobody else wants the core, then sleeps.
     std::uint64_t await(std::uint64_t seen) {
-        const auto limit = std::chrono::steady_clock::now() + kSpin;
+        const auto limit = Clock::now() + kSpin;
         std::uint64_t now;
         while ((now = generation.load(std::memory_order_acquire)) == seen) {
             for (int turn = 0; turn < 64; ++turn) {
                 relax();
             }
-            if (std::chrono::steady_clock::now() > limit) {
+            lend_core();
+            if (Clock::now() > limit) {
                 std::unique_lock<std::mutex> lock(mutex);
                 ++sleeping;
                 wake.wait(lock, [&] { return generation.load(std::memory_order_acquire) != seen; });
@@ -192,6 +214,7 @@ void Pool::start(Work work, const void* context) {
 }
 
 void Pool::wait(std::uint64_t phase) {
+    lend_core();
     spin([&] { return claim_.load(std::memory_order_acquire) - phase >= kPhase; });
 }
 

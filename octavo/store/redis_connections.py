@@ -7,12 +7,12 @@ or a machine without time, ends leases, and then streams.
 
 import asyncio
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any
 
 from redis.asyncio.connection import BlockingConnectionPool, Connection, SSLConnection, parse_url
 from redis.exceptions import ConnectionError as ConnectionLost
-from redis.exceptions import ReadOnlyError
+from redis.exceptions import ReadOnlyError, ResponseError
 
 from octavo.store import codec
 
@@ -25,6 +25,7 @@ POOLS: dict[str, tuple[int, tuple[str, ...]]] = {
     "owners": (8, ("pop", "requeue", "take", "announce", "owned", "append_batch", "append_tail", "progress",
                    "mig_begin", "mig_commit", "mig_abort")),
 }  # fmt: skip
+KEPT = ("octavo1_append_tail",)  # what a worker calls in each step
 POOL_OF = {f"octavo1_{function}": pool for pool, (_, functions) in POOLS.items() for function in functions}
 
 
@@ -108,6 +109,48 @@ def connection_pool(urls: Sequence[str], **options: Any) -> BlockingConnectionPo
     return BlockingConnectionPool(connection_class=kind, addresses=addresses, **parsed[0], **options)
 
 
+class KeptConnection:
+    """Calls functions over one connection of a client, and gives it back to the pool only when it fails.
+
+    For a call so small and so frequent as an append to the tail, the way through client and pool costs more than the
+    call. Of calls that overlap, the later ones go that way.
+    """
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+        self._connection: Any = None  # None: not needed yet, or it has failed
+        self._is_used = False
+
+    async def fcall(self, *call: Any) -> Any:
+        if self._is_used:
+            return await self._client.fcall(*call)
+        self._is_used = True
+        try:
+            return await self._send(*call)
+        except ResponseError:  # which is a reply
+            raise
+        except ConnectionLost:  # it may have been dead for long
+            await self._give_back()
+            return await self._client.fcall(*call)
+        except BaseException:  # a reply that nobody has read is not to be that of the next call
+            await self._give_back()
+            raise
+        finally:
+            self._is_used = False
+
+    async def _send(self, *call: Any) -> Any:
+        if self._connection is None:
+            self._connection = await self._client.connection_pool.get_connection()
+        await self._connection.send_command("FCALL", *call)
+        return await self._connection.read_response()
+
+    async def _give_back(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            await connection.disconnect(nowait=True)
+            await self._client.connection_pool.release(connection)
+
+
 class ConnectionPools:
     """A client of the server for each function. Those of one pool share connections, and wait for one if need be."""
 
@@ -115,10 +158,16 @@ class ConnectionPools:
         """`connect` makes a client with so many connections. `max_connections` are for what POOLS does not name."""
         sizes = {REQUESTS: max_connections, **{name: size for name, (size, _) in POOLS.items()}}
         self._clients = {name: connect(size) for name, size in sizes.items()}
+        self._kept = {name: KeptConnection(self.client_of(name)) for name in KEPT}
 
     def client_of(self, function: str = "") -> Any:
         """The client for calls of that function; for all other commands, the client of the pool for requests."""
         return self._clients[POOL_OF.get(function, REQUESTS)]
+
+    def caller_of(self, function: str) -> Callable[..., Awaitable[Any]]:
+        """Calls that function: over a connection that is kept for it, or one of its pool."""
+        kept = self._kept.get(function)
+        return self.client_of(function).fcall if kept is None else kept.fcall
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self._clients.values())

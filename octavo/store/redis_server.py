@@ -150,7 +150,7 @@ class RedisServer:
     async def _fcall(self, name: str, names: Sequence[str], args: Sequence[Any]) -> Any:
         server = self._pools.client_of(name)
         durably = self._options.replicas and name in DURABLE
-        send = partial(self._send_durably, server) if durably else server.fcall
+        send = partial(self._send_durably, server) if durably else self._pools.caller_of(name)
         try:
             return await send(name, len(names), *names, *args)
         except ResponseError as error:

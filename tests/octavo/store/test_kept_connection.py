@@ -1,0 +1,76 @@
+"""A connection that is kept for a call: it is asked of the pool once, and no call gets the reply of another."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from redis.asyncio import BlockingConnectionPool, Redis
+from redis.exceptions import ResponseError
+
+from octavo.store.redis import RedisStore
+from octavo.store.redis_connections import KeptConnection
+
+LIBRARY = """#!lua name=kept
+server.register_function('kept_echo', function(keys, args) return args[1] end)
+"""
+
+
+class CountingPool(BlockingConnectionPool):
+    num_asked = 0
+
+    async def get_connection(self, *args: Any, **options: Any) -> Any:
+        self.num_asked += 1
+        return await super().get_connection(*args, **options)
+
+
+@pytest.fixture
+async def client(store: RedisStore) -> AsyncIterator[Any]:
+    own = store.server.client.connection_pool
+    pool = CountingPool(connection_class=own.connection_class, max_connections=4, **own.connection_kwargs)
+    made = Redis.from_pool(pool)
+    await made.function_load(LIBRARY, replace=True)
+    pool.num_asked = 0
+    yield made
+    await made.aclose()
+
+
+async def test_many_calls_ask_the_pool_once(client: Any) -> None:
+    kept = KeptConnection(client)
+    assert [await kept.fcall("kept_echo", 0, str(number)) for number in range(20)] == [b"%d" % n for n in range(20)]
+    assert client.connection_pool.num_asked == 1
+
+
+async def test_calls_that_overlap_get_their_own_replies(client: Any) -> None:
+    kept = KeptConnection(client)
+    replies = await asyncio.gather(*(kept.fcall("kept_echo", 0, str(number)) for number in range(20)))
+    assert replies == [b"%d" % number for number in range(20)]
+
+
+async def test_an_error_of_the_function_is_a_reply(client: Any) -> None:
+    kept = KeptConnection(client)
+    for number in range(5):
+        with pytest.raises(ResponseError, match="Function not found"):
+            await kept.fcall("nobody", 0)
+        assert await kept.fcall("kept_echo", 0, str(number)) == b"%d" % number
+    assert client.connection_pool.num_asked == 1
+
+
+async def test_a_connection_that_died_is_replaced(client: Any) -> None:
+    kept = KeptConnection(client)
+    for number in range(3):
+        assert await kept.fcall("kept_echo", 0, str(number)) == b"%d" % number
+        await client.client_kill_filter(_type="normal", skipme=True)
+    assert await kept.fcall("kept_echo", 0, "last") == b"last"
+
+
+@pytest.mark.parametrize("rounds", range(8))
+async def test_a_call_that_is_cancelled_leaves_no_reply_for_the_next(client: Any, rounds: int) -> None:
+    kept = KeptConnection(client)
+    await kept.fcall("kept_echo", 0, "first")
+    call = asyncio.create_task(kept.fcall("kept_echo", 0, "cancelled"))
+    for _ in range(rounds):
+        await asyncio.sleep(0)
+    call.cancel()
+    await asyncio.gather(call, return_exceptions=True)
+    assert await kept.fcall("kept_echo", 0, "next") == b"next"
