@@ -137,9 +137,9 @@ class WorkerSettings(ListenerSettings):
     max_batch_sequences: int = option(64, "branches one step may run", low=1)
     cuda_graphs: str = option(
         "auto",
-        "captures steps of decodes as CUDA graphs, where there is a GPU and the model allows it; mixed: other steps of"
-        " up to 512 tokens as well",
-        choices=("auto", "mixed", "off"),
+        "captures steps of up to 512 tokens as CUDA graphs, where there is a GPU and the model allows it; decodes:"
+        " steps of decodes alone",
+        choices=("auto", "decodes", "off"),
     )
     batch_invariant: bool = option(
         False, "a step gives a sequence the same bits whatever runs beside it, on a GPU as well, where it costs speed"

@@ -114,7 +114,7 @@ def tensor_case(call: Call, name: str) -> None:
         refuse(call, blamed(name), f"{name} {how}", **{name: spoilt})
     if name not in call.optional:
         refuse(call, blamed(name), f"no {name}", **{name: None})
-    for wrong in ((0, 0), (2, 1)):  # the host's memory, another device's
+    for wrong in ((0, 0), (2, 7)):  # the host's memory, another device's
         native.runtime.place_memory(x.data.ctypes.data, x.data.nbytes, *wrong)
         refuse(call, {name, name.rpartition(".")[2], name.partition(".")[0]}, f"{name} elsewhere")
         native.runtime.place_memory(x.data.ctypes.data, x.data.nbytes, 3, 0)

@@ -193,6 +193,12 @@ def silu_and_mul(rng: Any, op: str) -> Call:
     return Call(op, {"out": floats(rng, 3, 8), "x": floats(rng, 3, 16)}, ("out",))
 
 
+@of("linear")
+def linear(rng: Any, op: str) -> Call:
+    given = {"out": floats(rng, TOKENS, 5), "x": floats(rng, TOKENS, 16), "weight": floats(rng, 5, 16)}
+    return Call(op, given | {"bias": floats(rng, 5)}, ("out",), ("bias",))
+
+
 @of("sample")
 def sample(rng: Any, op: str) -> Call:
     given = {"ids": ints([0, 0]), "logits": floats(rng, 2, 9), "top_k": ints([0, 3], I32)}
