@@ -41,7 +41,7 @@ STAGES = (
     Stage("fuzz", 75, "fuzz.py", rehearsal=("--only", "decode_mma,vllm,write,blocks,ops,compat")),
     Stage("memcheck", 55, "fuzz.py", SANITIZED, "memcheck", ("--only", "write")),
     Stage("racecheck", 55, "fuzz.py", SANITIZED, "racecheck", ("--only", "write")),
-    Stage("model", 45, "model.py"),
+    Stage("model", 60, "model.py"),
     Stage("bandwidth", 20, "bandwidth.py"),
     Stage("decode", 45, "decode.py"),
     Stage("prefill", 25, "prefill.py"),

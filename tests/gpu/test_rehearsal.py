@@ -42,6 +42,7 @@ def test_every_stage_runs(simulator: Path, tmp_path: Path) -> None:
         "Blocks within",
         "Blocks by way of",
         "Ops on rows",
+        "Logits: relative errors",
     )
     for title in (*titles, "From logits", "A decode step"):
         assert f"**{title}" in report
