@@ -24,6 +24,17 @@ LinearParams<Weight> params_of(const TensorRef& out, const TensorRef& x, const T
     return p;
 }
 
+void check_product(const TensorRef& out, const TensorRef& x, const TensorRef& bias) {
+    expect(x, "x", {kAny, kAny});
+    require(x.shape[1] > 0, "x", "has no columns");
+    expect(out, "out", {x.shape[0], kAny}, x.dtype);
+    if (bias.given()) {
+        expect(bias, "bias", {out.shape[1]}, x.dtype);
+    }
+    require(volume({out.shape[0] + 2 * kTokensTogether, out.shape[1] + 2 * kTokensTogether}) / 512 <= kMostInInt, "out",
+            "has too many rows and columns");  // tiles are counted by int
+}
+
 template <typename T>
 void launch_simt(const TensorRef& out, const TensorRef& x, const TensorRef& weight, const TensorRef& bias,
                  Stream stream) {
@@ -42,16 +53,9 @@ void linear(const TensorRef& out, const TensorRef& x, const TensorRef& weight, c
             StreamHandle stream) {
     with_float(x.dtype, "x", [&](auto tag) {
         using T = typename decltype(tag)::Type;
-        expect(x, "x", {kAny, kAny});
-        require(x.shape[1] > 0, "x", "has no columns");
-        expect(weight, "weight", {kAny, x.shape[1]}, x.dtype);
-        expect(out, "out", {x.shape[0], weight.shape[0]}, x.dtype);
-        if (bias.given()) {
-            expect(bias, "bias", {weight.shape[0]}, x.dtype);
-        }
+        check_product(out, x, bias);
+        expect(weight, "weight", {out.shape[1], x.shape[1]}, x.dtype);
         expect_apart(out, "out", {&x, &weight, &bias});
-        require(volume({out.shape[0] + 2 * kTokensTogether, out.shape[1] + 2 * kTokensTogether}) / 512 <= kMostInInt,
-                "out", "has too many rows and columns");  // tiles are counted by int
         if (out.size() == 0) {
             return;
         }
@@ -66,6 +70,51 @@ void linear(const TensorRef& out, const TensorRef& x, const TensorRef& weight, c
             }
         }
         launch_simt<T>(out, x, weight, bias, as_stream(stream));
+    });
+}
+
+namespace {
+
+PackedFormat format_named(const std::string& name) {
+    require(name == "q4" || name == "q4_mins" || name == "e4m3", "format", "is none of q4, q4_mins, e4m3");
+    return name == "q4" ? PackedFormat::kQ4 : name == "q4_mins" ? PackedFormat::kQ4Mins : PackedFormat::kE4M3;
+}
+
+template <typename T, PackedFormat kFormat>
+void launch_packed(const TensorRef& out, const TensorRef& x, const TensorRef& weight, const TensorRef& bias,
+                   Stream stream) {
+    auto p = params_of<PackedWeight<T, kFormat>>(out, x, bias);
+    p.weight = {weight.as<unsigned char>(), p.rows, p.columns};
+    launch_linear(p, stream);
+}
+
+}  // namespace
+
+void linear_packed(const TensorRef& out, const TensorRef& x, const TensorRef& weight, const std::string& format,
+                   const TensorRef& bias, StreamHandle stream) {
+    const PackedFormat kind = format_named(format);
+    with_float(x.dtype, "x", [&](auto tag) {
+        using T = typename decltype(tag)::Type;
+        if constexpr (std::is_same_v<T, float>) {
+            throw ArgumentError("x", "is float32, not float16 or bfloat16");
+        } else {
+            check_product(out, x, bias);
+            require(x.shape[1] % 8 == 0, "x", "has columns that are no multiple of 8");
+            require(whole_rows({&x}, 1), "x", "has rows that do not lie at multiples of 16 bytes");
+            const std::int64_t chunks = volume(
+                {(out.shape[1] + kChunkRows - 1) / kChunkRows, (x.shape[1] + kChunkColumns - 1) / kChunkColumns});
+            expect(weight, "weight", {volume({chunks, packed_chunk_bytes(kind)})}, DType::kU8);
+            require(reinterpret_cast<std::uintptr_t>(weight.data) % 16 == 0, "weight",
+                    "does not lie at a multiple of 16 bytes");
+            expect_apart(out, "out", {&x, &weight, &bias});
+            if (out.size() == 0) {
+                return;
+            }
+            const auto launch = kind == PackedFormat::kQ4       ? launch_packed<T, PackedFormat::kQ4>
+                                : kind == PackedFormat::kQ4Mins ? launch_packed<T, PackedFormat::kQ4Mins>
+                                                                : launch_packed<T, PackedFormat::kE4M3>;
+            launch(out, x, weight, bias, as_stream(stream));
+        }
     });
 }
 

@@ -45,7 +45,8 @@ def class_of(
     if device.type == "cuda":
         kind = f"native-{CUDA_BITS}" if isinstance(ops, NativeCudaOps) else "reference"
         invariant = f"batch-invariant-{INVARIANT_BITS}" if batch_invariant else ""
-        return _joined("cuda", kind, *decoded, *_gpu(device), invariant)
+        kept = "+".join(getattr(decoder, "formats", ()))  # of weights that are not decoded: other kernels than cuBLAS's
+        return _joined("cuda", kind, *decoded, kept, *_gpu(device), invariant)
     in_halves = kv_dtype not in IN_FLOATS
     parts = _native_cpu(ops, in_halves) if isinstance(ops, NativeCpuOps) else ("cpu", "reference")
     # Torch's products on a CPU are those of libraries that look at the processor themselves, and at the threads.

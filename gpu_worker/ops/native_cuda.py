@@ -17,6 +17,7 @@ from torch.nn import functional
 from gpu_worker.ops import kv_format
 from gpu_worker.ops.batch import AttentionOptions, SwapTicket, TokenBatch
 from gpu_worker.ops.cuda_plan import FIXED_PIECE, AttentionPlan, PlanShape
+from gpu_worker.ops.cuda_weights import CudaMatrix
 from gpu_worker.ops.kv_format import KvLayer
 from gpu_worker.ops.reference import ReferenceOps
 
@@ -166,13 +167,24 @@ class NativeCudaOps(ReferenceOps):
         self.extension.silu_and_mul(ref(out.view(-1, out.shape[-1])), ref(rows), self._stream())
         return out
 
-    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    def linear(self, x: Tensor, weight: Tensor | CudaMatrix, bias: Tensor | None = None) -> Tensor:
+        if isinstance(weight, CudaMatrix):
+            return self._packed_product(x, weight, bias)
         if not self._fixed_piece or x.dtype not in FLOATS or weight.dtype != x.dtype:
             return functional.linear(x, weight, bias)  # cuBLAS, whose bits depend on how many rows there are
         rows, weight = _in_rows(x.reshape(-1, x.shape[-1])), _in_rows(weight)
         out = torch.empty(rows.shape[0], weight.shape[0], dtype=x.dtype, device=x.device)
         self.extension.linear(ref(out), ref(rows), ref(weight), None if bias is None else ref(bias), self._stream())
         return out.view(*x.shape[:-1], weight.shape[0])
+
+    def _packed_product(self, x: Tensor, weight: CudaMatrix, bias: Tensor | None) -> Tensor:
+        rows = _in_rows(x.reshape(-1, x.shape[-1]))
+        out = torch.empty(rows.shape[0], weight.rows, dtype=x.dtype, device=x.device)
+        self.extension.linear_packed(
+            *(ref(out), ref(rows), ref(weight.data), weight.format),
+            *(None if bias is None else ref(bias), self._stream()),
+        )
+        return out.view(*x.shape[:-1], weight.rows)
 
     def logits(self, hidden: Tensor, head: Tensor, bias: Tensor | None = None) -> Tensor:
         return self.linear(hidden, head, bias)

@@ -32,7 +32,7 @@ class Stage:
     rehearsal: tuple[str, ...] = ()  # instead of `arguments`
 
 
-KERNELS = "decode_mma,decode_simt,prefill_mma,prefill_simt,vllm,write,blocks,convert,rows,sample"
+KERNELS = "decode_mma,decode_simt,prefill_mma,prefill_simt,vllm,write,blocks,convert,rows,linear,packed,sample"
 SANITIZED = ("--cases", "2", "--only", KERNELS)
 REHEARSAL_S = 600  # of a stage: on a CPU, time says nothing
 STAGES = (
@@ -47,7 +47,7 @@ STAGES = (
     Stage("prefill", 25, "prefill.py"),
     Stage("movement", 30, "movement.py"),
     Stage("migration", 40, "migration.py"),
-    Stage("rows", 25, "rows.py"),
+    Stage("rows", 30, "rows.py"),
     Stage("step", 40, "step.py"),
 )
 

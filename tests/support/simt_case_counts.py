@@ -25,6 +25,7 @@ BATCHES = {  # each runs in a process of its own
         "linear": 160,
         "wide_linear": 6,
         "linear_op": 20,
+        "packed": 120,
         "ops": 8,
         "compat": 6,
         "compat_options": 8,

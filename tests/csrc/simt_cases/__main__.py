@@ -18,7 +18,7 @@ from attention_cases import decode_case, growing_case, merged_case, prefill_case
 from cache_cases import blocks_case, convert_case, write_case
 from far_cases import far_case
 from graph_cases import graph_case, invariant_case, invariant_graphs_case, swapped_case
-from linear_cases import asks_once_case, linear_case, linear_op_case, wide_linear_case
+from linear_cases import asks_once_case, linear_case, linear_op_case, packed_case, wide_linear_case
 from logits_cases import logprobs_case, penalize_case
 from ops_cases import ops_case
 from plan_cases import plan_case
@@ -46,6 +46,7 @@ GROUPS: dict[str, Callable[[Any], None]] = {
     "linear": linear_case,
     "wide_linear": wide_linear_case,
     "linear_op": linear_op_case,
+    "packed": packed_case,
     "sample": sample_case,
     "sampler": sampler_case,
     "penalize": penalize_case,

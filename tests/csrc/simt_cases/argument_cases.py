@@ -33,6 +33,7 @@ BAD_NUMBERS: dict[str, list[Any]] = {
     "blocksparse_local_blocks": [-1],
     "blocksparse_head_sliding_step": [2**31 - 1, -(2**31)],
     "kernel": ["", "decode"],
+    "format": ["", "q8"],
     "kv_cache_dtype": ["", "fp16"],
     "kv_dtype": ["", "auto"],
 }

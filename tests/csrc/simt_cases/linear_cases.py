@@ -103,3 +103,40 @@ def asks_once_case(rng: Any) -> None:
 
 
 ASKED: set[int] = set()  # devices, by any case of this process
+
+
+def packed_case(rng: Any) -> None:
+    """A product with a matrix in 4 or 8 bits has the bits of the product with the decoded matrix, in any company."""
+    import torch
+
+    from gpu_worker.ops.cuda_weights import pack_e4m3, pack_nibbles
+
+    torch.manual_seed(int(rng.integers(1 << 30)))
+    dtype = [torch.float16, torch.bfloat16][int(rng.integers(2))]
+    rows, columns = int(rng.choice([1, 7, 16, 33, 70, 300])), int(rng.choice([32, 64, 96, 200]))
+    tokens = int(rng.choice([1, 5, FEW, FEW + 1, SOME])) if rows < 300 else MANY
+    kind = str(rng.choice(["q4", "q4_mins", "e4m3"]))
+    if kind == "e4m3":
+        numbers = (torch.randn(rows, columns) * 50).to(torch.float8_e4m3fn)
+        scales = torch.rand(rows, -(-columns // 64)) * 0.01
+        matrix = pack_e4m3(numbers, scales)
+        values = numbers.float() * scales.repeat_interleave(64, 1)[:, :columns]
+    else:
+        columns = columns // 32 * 32
+        numbers = torch.randint(0, 16, (rows, columns), dtype=torch.uint8)
+        scales, minimums = (torch.rand(2, rows, columns // 32) * 0.1 - 0.02).half()
+        matrix = pack_nibbles(numbers, scales, minimums if kind == "q4_mins" else None)
+        wide = scales.float().repeat_interleave(32, 1)
+        values = numbers * wide + minimums.float().repeat_interleave(32, 1) if kind != "q4" else (numbers - 8.0) * wide
+    assert matrix.format == kind and (matrix.rows, matrix.columns) == (rows, columns)
+    x, bias = torch.randn(tokens, columns).to(dtype), torch.randn(rows).to(dtype)
+    decoded, want, got = values.to(dtype), *(torch.full((tokens, rows), torch.nan, dtype=dtype) for _ in range(2))
+    native.linear(torch_ref(want), torch_ref(x), torch_ref(decoded), torch_ref(bias), 0)
+    native.linear_packed(torch_ref(got), torch_ref(x), torch_ref(matrix.data), kind, torch_ref(bias), 0)
+    assert torch.equal(got, want), f"{kind} {dtype=} {tokens=} {rows=} {columns=}"
+
+
+def torch_ref(tensor: Any) -> Any:
+    from gpu_worker.ops.native_cuda import ref
+
+    return ref(tensor)
