@@ -348,11 +348,10 @@ class _LoadOptions:
     def native(self, config: LlamaConfig | None) -> bool:
         """Whether the extension runs this model in one call, on a CPU. InvalidArgument if it does not, but q8 or q4 was
         asked for; or if weights are to be kept, and the model or the ops cannot."""
-        if self.quantization == KEPT and (config is None or not isinstance(self.ops, NativeCudaOps)):
-            raise InvalidArgument(
-                "quantization", "kept needs the CUDA kernels on a GPU and a Llama-like model: say auto"
-            )
-        if isinstance(self.ops, NativeCpuOps) and config is not None and native_llama.supports(config):
+        keeps = self.quantization == KEPT
+        if keeps and config is not None and isinstance(self.ops, NativeCudaOps) and self.place is None:
+            return False
+        if not keeps and isinstance(self.ops, NativeCpuOps) and config is not None and native_llama.supports(config):
             return True
         if self.place is not None:
             raise InvalidArgument(
@@ -363,9 +362,12 @@ class _LoadOptions:
         return False
 
     def refuse_packed(self) -> None:
-        if self.quantization in ("q8", "q4", KEPT):
+        if self.quantization == KEPT:
+            reason = "kept needs the CUDA kernels on a GPU and a Llama-like model: say auto"
+            raise InvalidArgument("quantization", reason)
+        if self.quantization in ("q8", "q4"):
             raise InvalidArgument(
-                "quantization", f"{self.quantization} needs native ops and a Llama-like model: say auto"
+                "quantization", f"{self.quantization} needs native ops on a CPU and a Llama-like model"
             )
 
     def variant(self, decoder: Decoder, packed: bool) -> str:

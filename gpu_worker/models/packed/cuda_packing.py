@@ -37,8 +37,8 @@ def _kept(
         if len(stored) < len(names) or shapes[0][1] % 8:
             return None
         _read(checkpoint, names, [tuple(numbers.shape) for numbers, _ in stored], shapes)
-        numbers, scales = (torch.cat(parts) for parts in zip(*stored, strict=True))
-        return pack_e4m3(numbers, scales)
+        numbers = torch.cat([each.view(torch.uint8) for each, _ in stored])
+        return pack_e4m3(numbers.view(torch.float8_e4m3fn), torch.cat([scales for _, scales in stored]))
     if not isinstance(source, BlockSource):
         return None
     formats = {source.block_format(name) for name in names}
