@@ -197,7 +197,7 @@ struct LinearWarp {
 };
 
 template <typename Weight, int kRows, int kTokens, int kRowWarps, int kTokenWarps, int kStages>
-__global__ void __launch_bounds__(32 * kRowWarps * kTokenWarps) linear_mma_kernel(const LinearParams<Weight> p) {
+__global__ void __launch_bounds__(32 * kRowWarps * kTokenWarps, 1) linear_mma_kernel(const LinearParams<Weight> p) {
     using L = Linear<Weight, kRows, kTokens, kRowWarps, kTokenWarps, kStages>;
     const int warp = static_cast<int>(threadIdx.x) / 32;
     const int chunk = warp % kRowWarps * L::kWarpChunks, token = warp / kRowWarps * (16 * L::kPairs);
