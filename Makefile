@@ -76,9 +76,9 @@ cuda: $(INSTALLED_TO_RUN)  ## build the CUDA kernels too, without a device to ru
 	@CUDA=ON tools/build_extension.sh
 
 .PHONY: wheel
-wheel: $(INSTALLED_TO_RUN)  ## a manylinux wheel with every instruction set, in dist/ (without CUDA kernels)
+wheel: $(INSTALLED_TO_RUN)  ## a manylinux wheel with every instruction set, in dist/; CUDA=ON: with CUDA kernels for all GPUs of a release, in dist/cuda/
 	@$(PIP) -r requirements/wheel.txt | $(TERSE)
-	@tools/wheel.sh dist
+	@tools/wheel.sh "dist$${CUDA:+/cuda}"
 
 # ---- use -----------------------------------------------------------------------------------------------------------
 

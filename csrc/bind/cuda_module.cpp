@@ -322,6 +322,8 @@ PYBIND11_MODULE(OCTAVO_MODULE, module) {
     OCTAVO_OP(rms_norm, "(out, x, weight, eps, stream)");
     OCTAVO_OP(fused_add_rms_norm, "(x, residual, weight, eps, stream)");
     OCTAVO_OP(silu_and_mul, "(out, x, stream)");
+    OCTAVO_OP(linear, "(out, x, weight, bias, stream)");
+    OCTAVO_OP(linear_packed, "(out, x, weight, format, bias, stream)");
     OCTAVO_OP(sample, "(ids, logits, temperature, top_k, top_p, min_p, filters, seed, branch, index, stream)");
     OCTAVO_OP(penalize, "(logits, offsets, ids, counts, bias, repetition, presence, frequency, stream)");
     OCTAVO_OP(logprobs, "(chosen, values, tokens, logits, ids, stream)");

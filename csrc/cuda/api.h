@@ -76,6 +76,15 @@ void fused_add_rms_norm(const TensorRef& x, const TensorRef& residual, const Ten
                         StreamHandle stream);
 // out [n, d], x [n, 2 d]: silu(first half) * second half.
 void silu_and_mul(const TensorRef& out, const TensorRef& x, StreamHandle stream);
+// out [tokens, rows] = x [tokens, columns] weight [rows, columns]^T + bias [rows] (or no data), all of one type, summed in
+// float32. A token's bits do not depend on the others. Rows of x lie at multiples of 16 bytes where those of the weight
+// do, and columns are a multiple of 8 (in 16 bits).
+void linear(const TensorRef& out, const TensorRef& x, const TensorRef& weight, const TensorRef& bias,
+            StreamHandle stream);
+// The same with a packed matrix, uint8 [bytes], in 16 bits alone. format: "q4", "q4_mins" or "e4m3"
+// (linear_weights.cuh says how each lies). Columns are a multiple of 8. The bits are those of the decoded matrix.
+void linear_packed(const TensorRef& out, const TensorRef& x, const TensorRef& weight, const std::string& format,
+                   const TensorRef& bias, StreamHandle stream);
 // ids int64 [n]: -1 where logits [n, vocabulary] have NaN, +inf or nothing finite. temperature 0: the highest logit,
 // the lowest id among equals. Else the draw of (seed; branch, index), with top_k (0: off), top_p, min_p and filters
 // float32 [n, filters::kColumns] (octavo/filters.h).

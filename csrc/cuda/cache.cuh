@@ -102,13 +102,11 @@ __device__ __forceinline__ void write_token_scaled(const WriteParams<T>& p, std:
     const int warps = static_cast<int>(blockDim.x) / 32;
     for (int i = static_cast<int>(threadIdx.x) / 32; i < 2 * p.num_heads; i += warps) {
         const int head = i / 2;
-        if (i % 2 == 0) {
-            write_scaled(keys + head * p.key_head, p.kv.keys, p.kv.keys.offset(block, head, slot), p.head_dim,
-                         p.scales.key_slots.at(block, head, slot));
-        } else {
-            write_scaled(p.values + token * p.value_token + head * p.value_head, p.kv.values,
-                         p.kv.values.offset(block, head, slot), p.head_dim, p.scales.value_slots.at(block, head, slot));
-        }
+        const bool is_key = i % 2 == 0;
+        const T* from = is_key ? keys + head * p.key_head : p.values + token * p.value_token + head * p.value_head;
+        const Pages pages = is_key ? p.kv.keys : p.kv.values;
+        write_scaled(from, pages, pages.offset(block, head, slot), p.head_dim,
+                     (is_key ? p.scales.key_slots : p.scales.value_slots).at(block, head, slot));
     }
 }
 

@@ -33,6 +33,7 @@ from gpu_worker.models.gguf.families import read_family
 from gpu_worker.models.gguf.header import GgufHeader
 from gpu_worker.models.gguf.tensors import GgufSource, architecture, read_config
 from gpu_worker.models.model_kind import PICTURES, THROUGH_TRANSFORMERS, has_encoder, refuse_unservable
+from gpu_worker.models.packed import cuda_packing
 from gpu_worker.models.packed.packed_cache import PackedCache, content_key
 from gpu_worker.models.packed.packing import PACKING, SCHEMES
 from gpu_worker.models.pooling_files import read_pooling
@@ -40,6 +41,7 @@ from gpu_worker.models.tokenizer_conversion import find_tokenizer
 from gpu_worker.ops import Ops
 from gpu_worker.ops.native import CPU_BITS
 from gpu_worker.ops.native_cpu import NativeCpuOps
+from gpu_worker.ops.native_cuda import NativeCudaOps
 from octavo.model_files.gguf import GgufFile
 from octavo.model_files.gguf_support import end_token_ids, runs_through_transformers
 from octavo.model_files.lora_support import LoraSupport
@@ -49,6 +51,7 @@ from octavo.process.telemetry import stack_of
 from octavo.request.errors import BadModel, InvalidArgument, ServingError
 
 log = logging.getLogger(__name__)
+KEPT = "kept"  # of quantization: matrices in 4 bits and fp8 stay so on a GPU
 LONGEST_MESSAGE = 1500  # a command that converts a checkpoint, with its path, has to fit
 DECIDING_FILES = ("config.json", "model.safetensors.index.json")  # beside the weights, of what is packed and how
 
@@ -82,19 +85,19 @@ def load_model(
 ) -> LoadedModel:
     """Loads a GGUF file, a directory, `smollm2`, or a name on the hub.
 
-    `dtype` None means float32 on a CPU, and the file's type on a GPU. `quantization` is one of packing.SCHEMES; q8 and
-    q4 need native ops and a decoder of the Llama family (InvalidArgument). `kv_dtype` is the type of the cache: for fp8
-    ones keys and values are scaled as the checkpoint says. `context_tokens` is the length of the
-    longest sequence that will be run, if the model was made for longer ones: a model that encodes positions otherwise
-    for long sequences then does so only if one can be long. Raises NotFound if there is no such model, and BadModel or
-    MalformedGguf if it cannot be used. Converted GGUF weights and tokenizers are kept in `cache_dir`, and what the
-    extension multiplies with in `packed_cache`; None keeps none. With a `place` in a group, the decoder is that rank's
-    share (InvalidArgument where a decoder is not divided). `recommended_sampling` says whether
-    generation_config.json has a say in sampling.
+    `dtype` None means float32 on a CPU, and the file's type on a GPU. `quantization` is one of packing.SCHEMES, or kept
+    (cuda_packing); q8, q4 and kept need native ops and a decoder of the Llama family (InvalidArgument). `kv_dtype` is
+    the type of the cache: for fp8 ones keys and values are scaled as the checkpoint says. `context_tokens` is the
+    length of the longest sequence that will be run, if the model was made for longer ones: a model that encodes
+    positions otherwise for long sequences then does so only if one can be long. Raises NotFound if there is no such
+    model, and BadModel or MalformedGguf if it cannot be used. Converted GGUF weights and tokenizers are kept in
+    `cache_dir`, and what the extension multiplies with in `packed_cache`; None keeps none. With a `place` in a group,
+    the decoder is that rank's share (InvalidArgument where a decoder is not divided). `recommended_sampling` says
+    whether generation_config.json has a say in sampling.
     """
     started = time.monotonic()
-    if quantization not in SCHEMES:
-        raise InvalidArgument("quantization", f"{quantization!r} is not one of {', '.join(SCHEMES)}")
+    if quantization not in (*SCHEMES, KEPT):
+        raise InvalidArgument("quantization", f"{quantization!r} is not one of {', '.join((*SCHEMES, KEPT))}")
     found = locate(model)
     progress = on_progress or _ProgressLogger(found.name)
     load = _load_gguf if found.path.is_file() else _load_directory
@@ -165,6 +168,8 @@ def _load_gguf(name: str, path: Path, how: "_LoadOptions") -> LoadedModel:
         decoder: Decoder
         if how.native(config):
             decoder = _native(name, source, config, dtype, how, file.paths, [])
+        elif how.quantization == KEPT:
+            decoder = _kept(source, config, dtype, how)
         else:
             decoder = llama.LlamaDecoder(config, _dequantized(file, source, config, dtype, how), how.ops, how.device)
     return LoadedModel(
@@ -255,6 +260,8 @@ def _decoder(name: str, path: Path, content: Mapping[str, Any], dtype: torch.dty
         if how.native(config):
             deciding = [path / file for file in DECIDING_FILES if (path / file).exists()]
             return _native(name, source, config, dtype, how, weight_files(path), deciding)
+        if how.quantization == KEPT:
+            return _kept(source, config, dtype, how)
         return llama.LlamaDecoder(config, llama.prepare(source, config, dtype, how.progress), how.ops, how.device)
     if is_gpt_like(content):
         return _gpt(path, content, dtype, how)
@@ -315,6 +322,14 @@ def _native(
     return NativeLlamaDecoder(config, packed or packing.in_memory(), extension, how.place)
 
 
+def _kept(source: WeightSource, config: LlamaConfig, dtype: torch.dtype, how: "_LoadOptions") -> Decoder:
+    """A decoder on a GPU whose matrices stay in 4 bits and fp8."""
+    if dtype == torch.float32:
+        raise InvalidArgument("quantization", "kept multiplies in 16 bits: say --dtype bfloat16 or float16")
+    tensors = cuda_packing.prepare(source, config, dtype, how.progress)
+    return llama.LlamaDecoder(config, tensors, how.ops, how.device)
+
+
 @dataclass(frozen=True, slots=True)
 class _LoadOptions:
     device: torch.device
@@ -331,8 +346,12 @@ class _LoadOptions:
     kv_scales: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # of the checkpoint, for an fp8 cache
 
     def native(self, config: LlamaConfig | None) -> bool:
-        """Whether the extension runs this model. InvalidArgument if it does not, but q8 or q4 was asked for."""
-        if isinstance(self.ops, NativeCpuOps) and config is not None and native_llama.supports(config):
+        """Whether the extension runs this model in one call, on a CPU. InvalidArgument if it does not, but q8 or q4 was
+        asked for; or if weights are to be kept, and the model or the ops cannot."""
+        keeps = self.quantization == KEPT
+        if keeps and config is not None and isinstance(self.ops, NativeCudaOps) and self.place is None:
+            return False
+        if not keeps and isinstance(self.ops, NativeCpuOps) and config is not None and native_llama.supports(config):
             return True
         if self.place is not None:
             raise InvalidArgument(
@@ -343,6 +362,9 @@ class _LoadOptions:
         return False
 
     def refuse_packed(self) -> None:
+        if self.quantization == KEPT:
+            reason = "kept needs the CUDA kernels on a GPU and a Llama-like model: say auto"
+            raise InvalidArgument("quantization", reason)
         if self.quantization in ("q8", "q4"):
             raise InvalidArgument(
                 "quantization", f"{self.quantization} needs native ops on a CPU and a Llama-like model"

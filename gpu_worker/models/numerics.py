@@ -20,7 +20,7 @@ import torch
 from gpu_worker.models.decoders.decoder import Decoder
 from gpu_worker.models.decoders.native_llama import NativeLlamaDecoder
 from gpu_worker.ops import Ops
-from gpu_worker.ops.native import CPU_BITS, CUDA_BITS
+from gpu_worker.ops.native import CPU_BITS, CUDA_BITS, INVARIANT_BITS
 from gpu_worker.ops.native_cpu import NativeCpuOps
 from gpu_worker.ops.native_cuda import NativeCudaOps
 
@@ -44,7 +44,9 @@ def class_of(
     decoded = type(decoder).__name__.removesuffix("Decoder").lower(), name, f"torch-{torch.__version__}"
     if device.type == "cuda":
         kind = f"native-{CUDA_BITS}" if isinstance(ops, NativeCudaOps) else "reference"
-        return _joined("cuda", kind, *decoded, *_gpu(device), "batch-invariant" if batch_invariant else "")
+        invariant = f"batch-invariant-{INVARIANT_BITS}" if batch_invariant else ""
+        kept = "+".join(getattr(decoder, "formats", ()))  # of weights that are not decoded: other kernels than cuBLAS's
+        return _joined("cuda", kind, *decoded, kept, *_gpu(device), invariant)
     in_halves = kv_dtype not in IN_FLOATS
     parts = _native_cpu(ops, in_halves) if isinstance(ops, NativeCpuOps) else ("cpu", "reference")
     # Torch's products on a CPU are those of libraries that look at the processor themselves, and at the threads.

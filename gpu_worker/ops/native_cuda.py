@@ -17,6 +17,7 @@ from torch.nn import functional
 from gpu_worker.ops import kv_format
 from gpu_worker.ops.batch import AttentionOptions, SwapTicket, TokenBatch
 from gpu_worker.ops.cuda_plan import FIXED_PIECE, AttentionPlan, PlanShape
+from gpu_worker.ops.cuda_weights import CudaMatrix
 from gpu_worker.ops.kv_format import KvLayer
 from gpu_worker.ops.reference import ReferenceOps
 
@@ -36,7 +37,6 @@ DTYPES = {  # the numbers of octavo::DType
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 MAX_MMA_DIM, MAX_SIMT_DIM = 256, 1024
-TILE_ROWS = 64  # rows of each matrix product, where results may not depend on the batch
 SMALL_RUN = 28 * 1024  # bytes of a copy; for smaller ones a kernel that reads pinned memory is faster than the engines
 
 
@@ -120,17 +120,18 @@ class NativeCudaOps(ReferenceOps):
     def batch_invariant(self, kv: Tensor, head_dim: int) -> bool:
         return bool(self._fixed_piece) and self.captures(kv)
 
-    def refill(self, batch: TokenBatch) -> None:
+    def refill(self, batch: TokenBatch) -> bool:
         """Plans the attention of `batch` again, for the q_lens and kv_lens it has now, into the same memory.
+
+        False, where pieces of fixed lengths are more than that has room for: the step cannot be replayed.
 
         For batches that are used again (CUDA graphs). The first paged_attention of each kind made the plans, for at
         least as many queries as there are now, or for batch.room. The copy is queued on the current stream, so later
         launches see the new plan.
         """
         self.raise_faults()
-        for key, found in batch.scratch.items():
-            if key[0] == "native_cuda":
-                found[0].refill(batch.q_lens, batch.kv_lens)
+        plans = [found[0] for key, found in batch.scratch.items() if key[0] == "native_cuda"]
+        return all(plan.refill(batch.q_lens, batch.kv_lens) for plan in plans)
 
     def raise_faults(self) -> None:
         """Raises the extension's ArgumentError if a kernel found tables, lengths or ids on the device to be wrong.
@@ -166,8 +167,24 @@ class NativeCudaOps(ReferenceOps):
         self.extension.silu_and_mul(ref(out.view(-1, out.shape[-1])), ref(rows), self._stream())
         return out
 
-    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        return _linear_by_tiles(x, weight, bias) if self._fixed_piece else functional.linear(x, weight, bias)  # cuBLAS
+    def linear(self, x: Tensor, weight: Tensor | CudaMatrix, bias: Tensor | None = None) -> Tensor:
+        if isinstance(weight, CudaMatrix):
+            return self._packed_product(x, weight, bias)
+        if not self._fixed_piece or x.dtype not in FLOATS or weight.dtype != x.dtype:
+            return functional.linear(x, weight, bias)  # cuBLAS, whose bits depend on how many rows there are
+        rows, weight = _in_rows(x.reshape(-1, x.shape[-1])), _in_rows(weight)
+        out = torch.empty(rows.shape[0], weight.shape[0], dtype=x.dtype, device=x.device)
+        self.extension.linear(ref(out), ref(rows), ref(weight), None if bias is None else ref(bias), self._stream())
+        return out.view(*x.shape[:-1], weight.shape[0])
+
+    def _packed_product(self, x: Tensor, weight: CudaMatrix, bias: Tensor | None) -> Tensor:
+        rows = _in_rows(x.reshape(-1, x.shape[-1]))
+        out = torch.empty(rows.shape[0], weight.rows, dtype=x.dtype, device=x.device)
+        self.extension.linear_packed(
+            *(ref(out), ref(rows), ref(weight.data), weight.format),
+            *(None if bias is None else ref(bias), self._stream()),
+        )
+        return out.view(*x.shape[:-1], weight.rows)
 
     def logits(self, hidden: Tensor, head: Tensor, bias: Tensor | None = None) -> Tensor:
         return self.linear(hidden, head, bias)
@@ -283,12 +300,12 @@ def _check_batch(batch: TokenBatch, tokens: int, block_size: int) -> int:
     return room
 
 
-def _linear_by_tiles(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """The product in tiles of one shape, because the shape of a matrix product decides how it is rounded."""
-    rows = x.reshape(-1, x.shape[-1])
-    padded = functional.pad(rows, (0, 0, 0, -rows.shape[0] % TILE_ROWS))
-    tiles = [functional.linear(tile, weight, bias) for tile in padded.split(TILE_ROWS)]
-    return torch.cat(tiles)[: rows.shape[0]].view(*x.shape[:-1], weight.shape[0])
+def _in_rows(x: Tensor) -> Tensor:
+    """The same numbers, row by row, each row at a multiple of 16 bytes where all can be."""
+    pitch = x.stride(0) * x.element_size() if x.shape[0] > 1 else 0
+    if x.stride(-1) == 1 and not x.data_ptr() % 16 and (not pitch % 16 or x.shape[-1] * x.element_size() % 16):
+        return x
+    return x.clone(memory_format=torch.contiguous_format)
 
 
 def check_pairs(pairs: Sequence[tuple[int, int]], num_sources: int, num_targets: int) -> None:

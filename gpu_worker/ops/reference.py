@@ -54,9 +54,10 @@ class ReferenceOps:
         """Whether a step on layers like `kv` can be captured: kernel launches depend on lengths through memory only."""
         return False
 
-    def refill(self, batch: TokenBatch) -> None:
+    def refill(self, batch: TokenBatch) -> bool:
         """Works out batch.scratch again, in the same memory, from the q_lens and kv_lens that the batch has now.
 
+        Whether that has room for it: if not, the step cannot be replayed.
         No length exceeds what block_tables has room for. Only ops that can be captured have it.
         """
         raise NotImplementedError

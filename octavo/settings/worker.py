@@ -46,8 +46,9 @@ class WorkerSettings(ListenerSettings):
     quantization: str = option(
         "auto",
         "weights on a CPU; auto: own bits of GGUF files (types without a kernel in 8) and 4- and 8-bit safetensors; "
-        "none: the same, with inputs in float32; q8, q4: rounded to 8 or 4 bits",
-        choices=("auto", "none", "q8", "q4"),
+        "none: the same, with inputs in float32; q8, q4: rounded to 8 or 4 bits. On a GPU they are decoded; kept: 4"
+        " bits and fp8 stay so there, which no GPU has run yet",
+        choices=("auto", "none", "q8", "q4", "kept"),
     )
     threads: int = option(
         0, "CPU threads of the model, of each rank; 0: one per core, which ranks share", low=0, high=1024
@@ -137,9 +138,9 @@ class WorkerSettings(ListenerSettings):
     max_batch_sequences: int = option(64, "branches one step may run", low=1)
     cuda_graphs: str = option(
         "auto",
-        "captures steps of decodes as CUDA graphs, where there is a GPU and the model allows it; mixed: other steps of"
-        " up to 512 tokens as well",
-        choices=("auto", "mixed", "off"),
+        "captures steps of up to 512 tokens as CUDA graphs, where there is a GPU and the model allows it; decodes:"
+        " steps of decodes alone",
+        choices=("auto", "decodes", "off"),
     )
     batch_invariant: bool = option(
         False, "a step gives a sequence the same bits whatever runs beside it, on a GPU as well, where it costs speed"

@@ -10,6 +10,7 @@ import sysconfig
 from pathlib import Path
 
 import pytest
+import sanitized
 import torch
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -47,6 +48,26 @@ def test_memory_of_the_host_is_refused_by_name() -> None:
     with pytest.raises(module.ArgumentError, match=r"^weight: (is in the host's memory|cannot be used)"):
         module.rms_norm(ref(out), ref(x), ref(weight), 1e-5, 0)
     assert not out.any()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(NVCC is None, reason="there is no nvcc")
+def test_what_a_release_is_compiled_for(tmp_path: Path) -> None:
+    """This nvcc knows each of them, and the kernels are told the list by which they know their devices."""
+    version = re.search(
+        r"release (\d+)\.(\d+)", subprocess.run([str(NVCC), "--version"], capture_output=True, text=True).stdout
+    )
+    if version is None or tuple(map(int, version.groups())) < (12, 8):
+        pytest.skip("this nvcc does not know 100 and 120")
+    script, said = tmp_path / "ask.cmake", tmp_path / "said"
+    script.write_text(
+        f'include("{ROOT}/csrc/cuda/nvcc.cmake")\n'
+        f'file(WRITE "{said}" "${{OCTAVO_NVCC_PROBLEM}}|${{OCTAVO_CUDA_ARCHITECTURES}}")\n'
+    )
+    options = ("-DOCTAVO_CUDA_ARCHITECTURES=release", f"-DOCTAVO_NVCC={NVCC}", "-DCMAKE_CXX_COMPILER=c++")
+    command = [sanitized.tool("cmake"), *options, "-P", str(script)]
+    subprocess.run(command, cwd=tmp_path, check=True)
+    assert said.read_text() == "|80;89-real;90a-real;100-real;120"
 
 
 def disassembler() -> str | None:
@@ -90,7 +111,7 @@ def machine_code(request: pytest.FixtureRequest) -> dict[str, str]:
 @pytest.mark.long
 def test_every_file_of_kernels_has_ptx_for_gpus_to_come() -> None:
     machine, ptx = (re.findall(r"sm_\d+a?", cuobjdump(f"--list-{kind}")) for kind in ("elf", "ptx"))
-    assert set(ptx) == {"sm_80"} and len(ptx) == machine.count("sm_80")
+    assert ptx.count("sm_80") == machine.count("sm_80") > 0
 
 
 @built

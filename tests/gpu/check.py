@@ -32,7 +32,7 @@ class Stage:
     rehearsal: tuple[str, ...] = ()  # instead of `arguments`
 
 
-KERNELS = "decode_mma,decode_simt,prefill_mma,prefill_simt,vllm,write,blocks,convert,rows,sample"
+KERNELS = "decode_mma,decode_simt,prefill_mma,prefill_simt,vllm,write,blocks,convert,rows,linear,packed,sample"
 SANITIZED = ("--cases", "2", "--only", KERNELS)
 REHEARSAL_S = 600  # of a stage: on a CPU, time says nothing
 STAGES = (
@@ -41,13 +41,13 @@ STAGES = (
     Stage("fuzz", 75, "fuzz.py", rehearsal=("--only", "decode_mma,vllm,write,blocks,ops,compat")),
     Stage("memcheck", 55, "fuzz.py", SANITIZED, "memcheck", ("--only", "write")),
     Stage("racecheck", 55, "fuzz.py", SANITIZED, "racecheck", ("--only", "write")),
-    Stage("model", 45, "model.py"),
+    Stage("model", 60, "model.py"),
     Stage("bandwidth", 20, "bandwidth.py"),
     Stage("decode", 45, "decode.py"),
     Stage("prefill", 25, "prefill.py"),
     Stage("movement", 30, "movement.py"),
     Stage("migration", 40, "migration.py"),
-    Stage("rows", 25, "rows.py"),
+    Stage("rows", 30, "rows.py"),
     Stage("step", 40, "step.py"),
 )
 

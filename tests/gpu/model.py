@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
+import logit_error
 import numpy as np
 import torch
 from steps import mixed_step, pieces, step_of, tables_of
@@ -107,26 +108,6 @@ def whole_requests_equal_the_cpus(t: Target, form: Form) -> None:
         )
 
 
-def logits_are_as_near_as_the_cpus(t: Target, dtype: torch.dtype) -> None:
-    """How far the logits of prompts in 16 bits are from those in float32, on the device and on a CPU by definition."""
-    form = Form(heads=8, kv_heads=2, head_dim=64, hidden=t.pick(512, 64), inner=t.pick(1024, 96), layers=t.pick(8, 2))
-    exact, short = form.weights(), replace(form, dtype=dtype)
-    rounded = {name: tensor.to(dtype) for name, tensor in exact.items()}
-    step = step_of(
-        pieces([(n, n) for n in (31, 64, 90)], np.random.default_rng(2), form.block_size, 60), form.block_size
-    )
-    want = logits_of(tiny_llama(form, ReferenceOps(), weights={n: w.float() for n, w in rounded.items()}), step).float()
-
-    def error(logits: torch.Tensor) -> float:
-        return float((logits.cpu().float() - want).norm() / want.norm())
-
-    on_cpu = error(logits_of(tiny_llama(short, ReferenceOps(), weights=dict(rounded)), step))
-    moved = {name: tensor.to(t.device) for name, tensor in rounded.items()}
-    on_device = error(logits_of(tiny_llama(short, ops(t), t.device, weights=moved), step))
-    t.say(f"{dtype}: logits differ from float32 by {on_device:.2e} on the device, by {on_cpu:.2e} on the CPU")
-    assert on_device < 2 * on_cpu
-
-
 def main() -> None:
     t = target()
     torch.manual_seed(0)
@@ -142,8 +123,7 @@ def main() -> None:
             f"{form.dtype}: {steps} replays say what eager steps say; {exact} bit for bit what their padded batch says"
         )
         t.say(f"{form.dtype}: {mixed_replays_equal_eager_steps(t, form, tolerance)} mixed steps, too")
-    for dtype in (torch.bfloat16, torch.float16):
-        logits_are_as_near_as_the_cpus(t, dtype)
+    logit_error.tell(t)
     whole_requests_equal_the_cpus(t, Form(window=27))
     t.finish()
 

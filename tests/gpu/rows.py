@@ -9,6 +9,7 @@ from timing import Call, medians, ratio, sets
 from torch import Tensor
 from torch.nn import functional
 
+from gpu_worker.ops.cuda_weights import CudaMatrix, pack_e4m3, pack_nibbles
 from gpu_worker.ops.native_cuda import ref
 from gpu_worker.sampling.filters import columns_of
 from octavo.request.sampling import SamplingParams
@@ -64,6 +65,37 @@ def hidden(t: Target, count: int) -> tuple[int, list[Case]]:
             added,
         ),
         ("silu_and_mul", 3 * size, lambda i: ours.silu_and_mul(ref(out), ref(wide[i]), stream), gated),
+    ]
+
+
+def products(t: Target, count: int) -> tuple[int, list[Case]]:
+    """With a square matrix in bfloat16, and in 4 bits and fp8, beside cuBLAS with the bfloat16 one."""
+    width = t.pick(4096, 64)
+    num_sets = t.pick(sets(width * width // 2), 1)  # so that the smallest matrices leave the cache, too
+    x = torch.randn(count, width, device=t.device).to(torch.bfloat16)
+    out, ours, stream = torch.empty_like(x), t.extension, t.stream
+    plain = torch.randn(num_sets, width, width, device=t.device).to(torch.bfloat16)
+    nibbles = torch.randint(0, 16, (width, width), dtype=torch.uint8, device=t.device)
+    halves = torch.rand(width, width // 32, device=t.device).half()
+    numbers, scales = x.new_ones(width, width).to(torch.float8_e4m3fn), torch.ones(width, width // 64, device=t.device)
+    packed = pack_nibbles(nibbles, halves, None), pack_nibbles(nibbles, halves, halves), pack_e4m3(numbers, scales)
+
+    def kept(matrix: CudaMatrix) -> tuple[str, float, Call, Call]:
+        copies = matrix.data.repeat(num_sets, 1)
+        return (
+            f"linear_packed, {matrix.format}",
+            4.0 * x.numel() + matrix.data.numel(),
+            lambda i: ours.linear_packed(ref(out), ref(x), ref(copies[i]), matrix.format, None, stream),
+            cublas,
+        )
+
+    def cublas(i: int) -> Tensor:
+        return functional.linear(x, plain[i])
+
+    whole = 4.0 * x.numel() + 2.0 * width * width
+    return num_sets, [
+        ("linear", whole, lambda i: ours.linear(ref(out), ref(x), ref(plain[i]), None, stream), cublas),
+        *(kept(matrix) for matrix in packed),
     ]
 
 
@@ -127,6 +159,7 @@ def main() -> None:
     t = target()
     torch.manual_seed(0)
     report(t, "Ops on rows of 4096, bfloat16", hidden, t.pick((16, 2048), (2,)))
+    report(t, "Products with a matrix of 4096 x 4096, inputs in bfloat16", products, t.pick((1, 64, 2048), (2,)))
     report(t, "From logits to tokens, vocabulary 128256, float32", logits, t.pick((16, 64), (2,)))
     t.finish()
 

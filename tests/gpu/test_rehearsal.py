@@ -42,8 +42,9 @@ def test_every_stage_runs(simulator: Path, tmp_path: Path) -> None:
         "Blocks within",
         "Blocks by way of",
         "Ops on rows",
+        "Logits: relative errors",
     )
-    for title in (*titles, "From logits", "A decode step"):
+    for title in (*titles, "Products with", "From logits", "A decode step"):
         assert f"**{title}" in report
 
 

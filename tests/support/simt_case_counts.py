@@ -22,6 +22,10 @@ BATCHES = {  # each runs in a process of its own
         "device": 1,
         "far": 3,
         "rows": 120,
+        "linear": 160,
+        "wide_linear": 6,
+        "linear_op": 20,
+        "packed": 120,
         "ops": 8,
         "compat": 6,
         "compat_options": 8,
@@ -37,7 +41,16 @@ BATCHES = {  # each runs in a process of its own
         "errors": 3,
         "probes": 60,
     },
-    "promises": {"same_bits": 24, "nan": 240, "lost": 24, "graphs": 3, "invariant": 3, "swapped": 2},
+    "promises": {
+        "same_bits": 24,
+        "nan": 240,
+        "lost": 24,
+        "graphs": 3,
+        "invariant": 3,
+        "invariant_graphs": 6,
+        "swapped": 2,
+    },
+    "launches": {"asks_once": 1},  # first in its process: nothing was asked before
 }
 CASES = {group: count for batch in BATCHES.values() for group, count in batch.items()}
 

@@ -22,6 +22,12 @@ inline void check(cudaError_t status, const char* what) {
     }
 }
 
+// What follows is asked of the runtime once for each kernel and device, not at each launch (launch.cu).
+
+// Lets a kernel have so much shared memory on the current device.
+void allow_shared(const void* kernel, std::size_t bytes);
+int resident_blocks(const void* kernel, int threads, std::size_t shared_bytes);
+
 // Keeps arguments out of deducing Parameters: they convert to what the kernel takes.
 template <typename T>
 struct Given {
@@ -31,10 +37,7 @@ struct Given {
 template <typename... Parameters>
 void launch(void (*kernel)(Parameters...), dim3 grid, int threads, std::size_t shared_bytes, Stream stream,
             typename Given<Parameters>::Type... parameters) {
-    if (shared_bytes > 48 * 1024) {
-        check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes)),
-              "shared memory");
-    }
+    allow_shared(reinterpret_cast<const void*>(kernel), shared_bytes);
     cudaLaunchConfig_t config{};
     config.gridDim = grid;
     config.blockDim = dim3(static_cast<unsigned>(threads));
@@ -46,13 +49,7 @@ void launch(void (*kernel)(Parameters...), dim3 grid, int threads, std::size_t s
 // How many blocks of this shape the current device runs at once.
 template <typename... Parameters>
 int resident_blocks(void (*kernel)(Parameters...), int threads, std::size_t shared_bytes) {
-    int device = 0, processors = 0, per_processor = 0;
-    check(cudaGetDevice(&device), "device");
-    check(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device), "device");
-    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes)),
-          "shared memory");
-    check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_processor, kernel, threads, shared_bytes), "occupancy");
-    return processors * (per_processor > 0 ? per_processor : 1);
+    return resident_blocks(reinterpret_cast<const void*>(kernel), threads, shared_bytes);
 }
 
 }  // namespace octavo::cuda

@@ -51,7 +51,19 @@ class Fp8Source:
             return tensor
         if not scale_name:
             raise BadModel(f"tensor {name!r} is fp8, but the checkpoint has no {name}_scale_inv and no {name}_scale")
-        return self._scaled(name, tensor, self._source.get(scale_name).float())
+        return tensor.float().mul_(self._factors(name, tensor, self._source.get(scale_name).float()))
+
+    def e4m3(self, name: str) -> tuple[Tensor, Tensor] | None:
+        """A matrix as it is stored, and the factors (float32) of its rows' pieces of 64 columns. None, if it is in
+        another type, or 64 columns have more than one factor."""
+        tensor, scale_name = self._source.get(name), self._scale_of(name)
+        if tensor.dtype != torch.float8_e4m3fn or tensor.dim() != 2 or not scale_name:
+            return None
+        factors = self._factors(name, tensor, self._source.get(scale_name).float())
+        tiled = factors.dim() == 2 and factors.shape[1] > 1
+        if tiled and (self._tile is None or self._tile[1] % 64):
+            return None
+        return tensor, factors.expand(tensor.shape)[:, ::64].contiguous()
 
     def _scale_of(self, name: str) -> str:
         stem = name.removesuffix("weight")
@@ -63,17 +75,16 @@ class Fp8Source:
         stem, _, last = name.rpartition(".")
         return (last in SCALES and f"{stem}.weight" in self._stored) or last in UNUSED_SCALES
 
-    def _scaled(self, name: str, tensor: Tensor, scale: Tensor) -> Tensor:
-        values = tensor.float()
+    def _factors(self, name: str, tensor: Tensor, scale: Tensor) -> Tensor:
+        """What each number is multiplied with, in a shape that fits all of them."""
         if scale.numel() == 1:
-            return values.mul_(scale.reshape(()))
-        rows = values.shape[0]
+            return scale.reshape(())
+        rows = tensor.shape[0]
         if scale.shape in ((rows,), (rows, 1)):
-            return values.mul_(scale.reshape(rows, 1))
-        if self._tile and values.dim() == 2 and tuple(scale.shape) == _num_tiles(tuple(values.shape), self._tile):
+            return scale.reshape(rows, 1)
+        if self._tile and tensor.dim() == 2 and tuple(scale.shape) == _num_tiles(tuple(tensor.shape), self._tile):
             height, width = self._tile
-            wide = scale.repeat_interleave(height, 0)[:rows].repeat_interleave(width, 1)[:, : values.shape[1]]
-            return values.mul_(wide)
+            return scale.repeat_interleave(height, 0)[:rows].repeat_interleave(width, 1)[:, : tensor.shape[1]]
         shape = tuple(scale.shape)
         raise BadModel(f"the scales of tensor {name!r} are {shape}: neither one, nor one for a row or tile")
 

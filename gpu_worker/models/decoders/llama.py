@@ -9,7 +9,7 @@ and up in another. checkpoint/weight_cache.py keeps that form, so that workers c
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from gpu_worker.models.decoders.decoder import EncodePicture, EncodeTokens, Load
 from gpu_worker.models.decoders.experts import StackTensors, read_experts, run_experts
 from gpu_worker.models.decoders.lora_weights import load, placed, support_of
 from gpu_worker.ops import AttentionOptions, Ops, TokenBatch
+from gpu_worker.ops.cuda_weights import CudaMatrix
 from gpu_worker.ops.lora import add_lora
 from gpu_worker.ops.state_format import NO_STATE
 from octavo.pictures.support import NO_PICTURES
@@ -158,9 +159,11 @@ class LlamaDecoder:
     encoder_support = NO_ENCODER
     batch_invariant = True
 
-    def __init__(self, config: LlamaConfig, tensors: Mapping[str, Tensor], ops: Ops, device: torch.device) -> None:
+    def __init__(self, config: LlamaConfig, tensors: Mapping[str, Any], ops: Ops, device: torch.device) -> None:
+        """`tensors` may have matrices of ops.cuda_weights for ops that multiply with them."""
         self.capturable = config.experts is None  # which experts a step runs depends on its numbers
         on_device = {name: tensor.to(device) for name, tensor in tensors.items()}
+        self.formats = sorted({tensor.format for tensor in on_device.values() if isinstance(tensor, CudaMatrix)})
         self.config = config
         self.vocab_size = config.vocab_size
         self.context_tokens = config.context_tokens

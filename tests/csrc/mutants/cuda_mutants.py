@@ -11,6 +11,7 @@ from simt_case_counts import CASES
 SCRIPT = Path(__file__).resolve().parents[1] / "simt_cases"
 DECODE = ("cuda/inst/decode_mma_f16_64.cu",)  # one of several: the cases reach it often enough
 PREFILL = ("cuda/inst/prefill_mma_f16_64.cu",)
+LINEAR = ("cuda/inst/linear_mma_f16.cu", "cuda/inst/linear_mma_bf16.cu")
 PLAN = ("plan/attention_plan.cpp",)
 SWAP = ("cuda/swap.cu",)
 PROBES = ("simt/probes.cu",)
@@ -82,6 +83,28 @@ MUTANTS = of_places(
             "second level of a merge reads the parts of the first": (
                 "static_cast<std::int64_t>(step) * tile",
                 "std::int64_t{1} * tile",
+            ),
+        },
+        ("cuda/linear.cuh", LINEAR, "wide_linear"): {
+            "a step overwritten while others read it": (
+                "        __syncthreads();  // the step is",
+                "        __syncwarp();  // the step is",
+            ),
+            "a step read before it is there": ("wait_copies<kStages - 2>();", "wait_copies<kStages - 1>();"),
+            "sums of a tile go on in the next": (
+                "at.token + token);\n            sums.clear();",
+                "at.token + token);",
+            ),
+            "the next tokens' tiles in the place of the first": (
+                "token = before + rest % width;",
+                "token = rest % width;",
+            ),
+        },
+        ("cuda/arch/launch.cu", ("cuda/arch/launch.cu",), "asks_once"): {
+            "what one device allows holds for all": ("allowed[{kernel, device}]", "allowed[{kernel, 0}]"),
+            "a question that failed is not asked again": (
+                "    if (bytes > allowed) {\n",
+                "    if (bytes > allowed) {\n        allowed = bytes;\n",
             ),
         },
         ("cuda/sample.cuh", ("cuda/sample.cu",), "sample"): {

@@ -43,11 +43,12 @@ struct Region {
 };
 
 Device device = kDevices[2];
+int current = 2;  // its number
 int driver_version = CUDART_VERSION, num_devices = 1;
 Stream null_stream;
 bool null_held = false, device_lost = false;
 std::set<Stream*> streams{&null_stream};
-std::map<const void*, int> allowed;  // the shared memory that a kernel may have, where it was set
+std::map<std::pair<int, const void*>, int> allowed;  // the shared memory that a kernel may have, where it was set
 std::vector<Region> regions;
 std::string calls;
 int failing = -1, alive = 0;
@@ -138,8 +139,8 @@ void lose_device(bool lost) {
 }
 int last_error() { return latest; }
 int choose_device(int which) {
-    device = kDevices[static_cast<std::size_t>(which) % std::size(kDevices)];
-    allowed.clear();
+    current = which % static_cast<int>(std::size(kDevices));
+    device = kDevices[current];
     return device.shared_per_block;
 }
 void choose_versions(int major, int minor, int driver, int count) {
@@ -153,27 +154,13 @@ void place_memory(std::uintptr_t begin, std::uintptr_t bytes, int type, int devi
     regions.push_back({begin, begin + bytes, {static_cast<cudaMemoryType>(type), device_id}});
 }
 
-cudaError_t allow_shared(const void* kernel, cudaFuncAttribute, int bytes) {
-    if (bytes < 0 || bytes > device.shared_per_block) {
-        return left(cudaErrorInvalidValue);
-    }
-    allowed[kernel] = bytes;
-    return left(cudaSuccess);
-}
-
-cudaError_t occupancy(int* blocks, int threads, std::size_t shared_bytes) {
-    const int shared = static_cast<int>(shared_bytes) + kReserved;
-    *blocks = std::min({kMostByRegisters, 2048 / threads, device.shared_per_processor / shared});
-    return left(cudaSuccess);
-}
-
 cudaError_t enqueue_kernel(const void* kernel, const cudaLaunchConfig_t& config, std::function<void()> work) {
     if (const cudaError_t status = counted(config.stream == nullptr ? 'K' : 'k'); status != cudaSuccess) {
         return status;
     }
     const dim3 &grid = config.gridDim, &block = config.blockDim;
     constexpr unsigned kMostInGrid = 65535, kMostThreads = 1024;
-    const auto found = allowed.find(kernel);
+    const auto found = allowed.find({current, kernel});
     const int limit = found == allowed.end() ? kWithoutAsking : std::max(found->second, kWithoutAsking);
     if (grid.x == 0 || grid.x >= 1U << 31 || grid.y == 0 || grid.y > kMostInGrid || grid.z == 0 ||
         grid.z > kMostInGrid || block.x == 0 || block.x > kMostThreads || block.y != 1 || block.z != 1) {
@@ -210,8 +197,8 @@ cudaError_t cudaGetLastError() {
     return status;
 }
 cudaError_t cudaPeekAtLastError() { return latest; }
-cudaError_t cudaGetDevice(int* current) {
-    *current = 0;
+cudaError_t cudaGetDevice(int* number) {
+    *number = current;
     return left(cudaSuccess);
 }
 cudaError_t cudaGetDeviceCount(int* count) {
@@ -219,7 +206,7 @@ cudaError_t cudaGetDeviceCount(int* count) {
     return left(num_devices ? cudaSuccess : cudaErrorInsufficientDriver);
 }
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int id) {
-    if (id != 0) {
+    if (id < 0 || id >= static_cast<int>(std::size(kDevices))) {
         return left(cudaErrorInvalidDevice);
     }
     switch (attribute) {
@@ -242,6 +229,22 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int id)
             *value = device.shared_per_block;
             break;
     }
+    return left(cudaSuccess);
+}
+cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute, int bytes) {
+    if (const cudaError_t status = counted('a'); status != cudaSuccess) {
+        return status;
+    }
+    if (bytes < 0 || bytes > device.shared_per_block) {
+        return left(cudaErrorInvalidValue);
+    }
+    allowed[{current, kernel}] = bytes;
+    return cudaSuccess;
+}
+cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, const void*, int threads,
+                                                          std::size_t shared_bytes) {
+    const int shared = static_cast<int>(shared_bytes) + kReserved;
+    *blocks = std::min({kMostByRegisters, 2048 / threads, device.shared_per_processor / shared});
     return left(cudaSuccess);
 }
 cudaError_t cudaDriverGetVersion(int* version) {

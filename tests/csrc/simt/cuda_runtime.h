@@ -16,8 +16,8 @@ void synchronize(std::uintptr_t stream);
 std::uintptr_t make_stream();
 void end_stream(std::uintptr_t stream);
 
-// Calls made from now on, one letter each: b(atch of copies, and how many), e(vent), h(ost memory),
-// k(ernel; K: on the null stream), r(ecord), s(tream), w(ait).
+// Calls made from now on, one letter each: a(sks for shared memory), b(atch of copies, and how many), e(vent),
+// h(ost memory), k(ernel; K: on the null stream), r(ecord), s(tream), w(ait).
 std::string take_calls();
 // The call after `calls` more ones fails; -1: none does.
 void fail_after(int calls);
@@ -25,7 +25,8 @@ void fail_after(int calls);
 void lose_device(bool lost);
 // The error that a failed call has left and nobody has cleared; 0: none.
 int last_error();
-// The current device becomes one like the `which`-th of a list (cuda_runtime.cpp); gives its limit of shared memory.
+// The current device becomes the `which`-th of a list (cuda_runtime.cpp), from its start again; gives its limit of
+// shared memory.
 int choose_device(int which);
 // The current device has this compute capability; the driver is for CUDA `driver`, such as 12080, or not there (0); it
 // finds `count` devices. 0: none, because the driver is too old or not there.

@@ -90,21 +90,13 @@ cudaError_t cudaMemcpyBatchAsync(const void* const* to, const void* const* from,
 
 namespace octavo::simt {
 
-cudaError_t allow_shared(const void* kernel, cudaFuncAttribute attribute, int bytes);
-cudaError_t occupancy(int* blocks, int threads, std::size_t shared_bytes);
 cudaError_t enqueue_kernel(const void* kernel, const cudaLaunchConfig_t& config, std::function<void()> work);
 
 }  // namespace octavo::simt
 
-template <typename... Parameters>
-cudaError_t cudaFuncSetAttribute(void (*kernel)(Parameters...), cudaFuncAttribute attribute, int value) {
-    return octavo::simt::allow_shared(reinterpret_cast<const void*>(kernel), attribute, value);
-}
-template <typename... Parameters>
-cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, void (*)(Parameters...), int threads,
-                                                          std::size_t shared_bytes) {
-    return octavo::simt::occupancy(blocks, threads, shared_bytes);
-}
+cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute attribute, int value);
+cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, const void* kernel, int threads,
+                                                          std::size_t shared_bytes);
 // The arguments are copied now; the kernel runs later.
 template <typename... Parameters, typename... Arguments>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Parameters...),

@@ -17,7 +17,8 @@ from argument_cases import arguments_case, garbage_case
 from attention_cases import decode_case, growing_case, merged_case, prefill_case
 from cache_cases import blocks_case, convert_case, write_case
 from far_cases import far_case
-from graph_cases import graph_case, invariant_case, swapped_case
+from graph_cases import graph_case, invariant_case, invariant_graphs_case, swapped_case
+from linear_cases import asks_once_case, linear_case, linear_op_case, packed_case, wide_linear_case
 from logits_cases import logprobs_case, penalize_case
 from ops_cases import ops_case
 from plan_cases import plan_case
@@ -42,6 +43,10 @@ GROUPS: dict[str, Callable[[Any], None]] = {
     "blocks": blocks_case,
     "convert": convert_case,
     "rows": rows_case,
+    "linear": linear_case,
+    "wide_linear": wide_linear_case,
+    "linear_op": linear_op_case,
+    "packed": packed_case,
     "sample": sample_case,
     "sampler": sampler_case,
     "penalize": penalize_case,
@@ -53,12 +58,14 @@ GROUPS: dict[str, Callable[[Any], None]] = {
     "ops": ops_case,
     "graphs": graph_case,
     "invariant": invariant_case,
+    "invariant_graphs": invariant_graphs_case,
     "compat": compat_case,
     "compat_options": compat_options_case,
 }
 # They steer the simulator's CUDA runtime, which a device's cannot be, or would copy gigabytes to a device.
 SIMULATOR_GROUPS = {
     "arguments": arguments_case,
+    "asks_once": asks_once_case,
     "device": device_case,
     "errors": errors_case,
     "far": far_case,

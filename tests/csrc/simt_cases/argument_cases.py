@@ -33,6 +33,7 @@ BAD_NUMBERS: dict[str, list[Any]] = {
     "blocksparse_local_blocks": [-1],
     "blocksparse_head_sliding_step": [2**31 - 1, -(2**31)],
     "kernel": ["", "decode"],
+    "format": ["", "q8"],
     "kv_cache_dtype": ["", "fp16"],
     "kv_dtype": ["", "auto"],
 }
@@ -114,7 +115,7 @@ def tensor_case(call: Call, name: str) -> None:
         refuse(call, blamed(name), f"{name} {how}", **{name: spoilt})
     if name not in call.optional:
         refuse(call, blamed(name), f"no {name}", **{name: None})
-    for wrong in ((0, 0), (2, 1)):  # the host's memory, another device's
+    for wrong in ((0, 0), (2, 7)):  # the host's memory, another device's
         native.runtime.place_memory(x.data.ctypes.data, x.data.nbytes, *wrong)
         refuse(call, {name, name.rpartition(".")[2], name.partition(".")[0]}, f"{name} elsewhere")
         native.runtime.place_memory(x.data.ctypes.data, x.data.nbytes, 3, 0)

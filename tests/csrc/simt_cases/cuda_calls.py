@@ -6,7 +6,7 @@ from typing import Any
 
 import _C_cuda_simt as native
 import numpy as np
-from arrays import F32, I8, I32, I64, U8, Array
+from arrays import F16, F32, I8, I32, I64, U8, Array
 from attention_cases import make_plan
 
 from gpu_worker.sampling.filters import COLUMNS, columns_of
@@ -83,6 +83,10 @@ def of(name: str) -> Callable[[Any], Any]:
 
 def floats(rng: Any, *shape: int) -> Array:
     return Array.of(rng.normal(0, 1, shape), F32)
+
+
+def halves(rng: Any, *shape: int) -> Array:
+    return Array.of(rng.normal(0, 1, shape), F16)
 
 
 def ints(values: Any, dtype: int = I64) -> Array:
@@ -191,6 +195,19 @@ def fused_add_rms_norm(rng: Any, op: str) -> Call:
 @of("silu_and_mul")
 def silu_and_mul(rng: Any, op: str) -> Call:
     return Call(op, {"out": floats(rng, 3, 8), "x": floats(rng, 3, 16)}, ("out",))
+
+
+@of("linear")
+def linear(rng: Any, op: str) -> Call:
+    given = {"out": floats(rng, TOKENS, 5), "x": floats(rng, TOKENS, 16), "weight": floats(rng, 5, 16)}
+    return Call(op, given | {"bias": floats(rng, 5)}, ("out",), ("bias",))
+
+
+@of("linear_packed")
+def linear_packed(rng: Any, op: str) -> Call:
+    given = {"out": halves(rng, TOKENS, 5), "x": halves(rng, TOKENS, 72), "bias": halves(rng, 5)}
+    packed = np.zeros(2 * (512 + 128), dtype=np.uint8)  # a chunk for 64 columns, and one for the rest
+    return Call(op, given | {"weight": Array(packed, U8), "format": "q4_mins"}, ("out",), ("bias",))
 
 
 @of("sample")

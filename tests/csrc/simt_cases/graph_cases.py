@@ -93,3 +93,46 @@ def invariant_case(rng: Any) -> None:
             layer.copy_(old)
         alone = logits_of(tiny, step_of([these[i]], form.block_size))
         assert torch.equal(alone[0], together[i]), f"{form=} {lens} {[piece.length for piece in these]} {i}"
+
+
+def invariant_graphs_case(rng: Any) -> None:
+    """With pieces of fixed lengths, a captured step has the very bits of one that runs, or is not replayed: where its
+    pieces are more than the plan has room for."""
+    import torch
+    from steps import mixed_step, tables_of
+    from stream_capture import RecordedExtension, StreamCapture
+    from tiny_llama import CPU, Form, logits_of, tiny_llama
+
+    from gpu_worker.ops import cuda_plan, native_cuda
+
+    torch.set_num_threads(1)
+    native_cuda.FIXED_PIECE, before = 64, cuda_plan.PARTS_BYTES
+    dtype = [torch.float32, torch.bfloat16][int(rng.integers(2))]
+    form = Form(head_dim=32, window=int(rng.choice([0, 19])), dtype=dtype)
+    roomy = bool(rng.integers(2))
+    try:
+        cuda_plan.PARTS_BYTES = before if roomy else 1024  # less than one piece has
+        captured, eager = (
+            tiny_llama(
+                form,
+                native_cuda.NativeCudaOps(extension, CPU, batch_invariant=True),
+                capture=capture,
+                num_blocks=120,
+                max_sequences=4,
+                mixed_tokens=40,
+            )
+            for extension, capture in ((RecordedExtension(native), StreamCapture()), (native, None))
+        )
+        for mine, other in zip(captured.arena.layers, eager.arena.layers, strict=True):
+            other.copy_(mine.normal_())
+        for number, lens in ((0, (60, 1, 33)), (0, (150, 65)), (1, (9, 40, 33)), (1, (255, 255, 30))):
+            shape = [(n, 1) for n in lens] if number == 0 else [(lens[0], 1), *((n, min(n, 17)) for n in lens[1:])]
+            step = mixed_step(shape, rng, form.block_size, 120)
+            logits = captured.runner.graphs[number].run(step, tables_of(step), step.sample_tokens)
+            assert (logits is not None) == (roomy or max(lens) <= 64), (form, lens)
+            if logits is not None:
+                assert torch.equal(logits, logits_of(eager, step)), (form, lens)
+                for mine, other in zip(captured.arena.layers, eager.arena.layers, strict=True):
+                    assert torch.equal(mine, other)
+    finally:
+        cuda_plan.PARTS_BYTES = before

@@ -212,7 +212,7 @@ def place_case(rng: Any) -> None:
     x, weight, out, table = np.ones((2, 16)), np.ones(16), np.zeros((2, 16)), np.zeros((2, 3))
     host, elsewhere = (np.ones((2, 16), dtype=np.float32) for _ in range(2))
     native.runtime.place_memory(host.ctypes.data, host.nbytes, 0, 0)
-    native.runtime.place_memory(elsewhere.ctypes.data, elsewhere.nbytes, 2, 1)
+    native.runtime.place_memory(elsewhere.ctypes.data, elsewhere.nbytes, 2, 7)
     arrays = [a.astype(np.float32) for a in (out, x, weight)]
     good = [ref(a, F32) for a in arrays]
     names = "out", "x", "weight"

@@ -3,10 +3,14 @@
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from types import ModuleType, SimpleNamespace
 
 import pytest
+import torch
 
+from gpu_worker.models import numerics
 from gpu_worker.ops import native
+from gpu_worker.ops.native_cuda import NativeCudaOps
 from gpu_worker.ops.reference import ReferenceOps
 from gpu_worker.running import loading
 
@@ -93,3 +97,14 @@ def test_wider_registers_make_no_class(tiny, computed, isa, kv_cache_dtype, quan
     options = {"kv_cache_dtype": kv_cache_dtype, "quantization": quantization, "dtype": "bfloat16"}
     one, other = (computed(tiny("llama").directory, name, isa=name, **options) for name in ("avx2", isa))
     assert (one.served == other.served, one.bits == other.bits) == (is_one, is_one)
+
+
+def test_batch_invariance_on_a_gpu_is_a_class_of_its_own(monkeypatch) -> None:
+    """Its products are other kernels' than those of other workers, and than those it had before."""
+    monkeypatch.setattr(numerics, "_gpu", lambda device: ("Some GPU", "sm90"))
+    device = torch.device("cuda")
+    ops, decoder = NativeCudaOps(ModuleType("none"), device), SimpleNamespace()
+    plain, invariant = (
+        numerics.class_of(ops, decoder, torch.bfloat16, torch.bfloat16, device, each) for each in (False, True)
+    )
+    assert invariant == f"{plain}/batch-invariant-2" and "Some-GPU" in plain

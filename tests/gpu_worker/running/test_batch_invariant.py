@@ -6,7 +6,6 @@ from scheduler_parts import SchedulerParts
 from tiny_llama import CPU, PROMPTS, Form, request, tiny_llama
 
 from gpu_worker.ops import choose_ops, native
-from gpu_worker.ops.native_cuda import TILE_ROWS, _linear_by_tiles
 from gpu_worker.ops.reference import ReferenceOps
 from gpu_worker.running.loading import _expect_invariant
 from gpu_worker.scheduling.state.scheduler_config import SchedulerConfig
@@ -47,15 +46,3 @@ def test_what_cannot_keep_it_is_refused():
     tiny = tiny_llama(Form(), ReferenceOps())
     with pytest.raises(InvalidArgument, match=r"decoder llama on reference ops, with a cache of float32"):
         _expect_invariant(ReferenceOps(), tiny.decoder, tiny.arena)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_products_by_tiles_are_the_same_in_any_company(dtype):
-    torch.manual_seed(0)
-    x, weight, bias = torch.randn(150, 96).to(dtype), torch.randn(70, 96).to(dtype), torch.randn(70).to(dtype)
-    together = _linear_by_tiles(x, weight, bias)
-    torch.testing.assert_close(together, torch.nn.functional.linear(x, weight, bias), rtol=2e-2, atol=2e-2)
-    for first, last in ((0, 1), (3, 9), (TILE_ROWS - 1, TILE_ROWS + 1), (140, 150)):
-        assert torch.equal(_linear_by_tiles(x[first:last], weight, bias), together[first:last])
-    assert _linear_by_tiles(x[:0], weight, None).shape == (0, 70)
-    assert _linear_by_tiles(x[:6].view(2, 3, 96), weight, None).shape == (2, 3, 70)

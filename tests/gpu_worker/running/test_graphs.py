@@ -45,8 +45,9 @@ class TorchKernels(ReferenceOps):
         launch(self._attend, out, queries, kv, options, batch.cu_q, batch.seq_lens, batch.block_tables, plan)
         return out
 
-    def refill(self, batch: TokenBatch) -> None:
+    def refill(self, batch: TokenBatch) -> bool:
         batch.scratch["plan"].copy_(torch.tensor(batch.kv_lens, dtype=torch.int32))
+        return True
 
     def _write(self, kv: Tensor, keys: Tensor, values: Tensor, slots: Tensor) -> None:
         for token, slot in enumerate(slots.tolist()):
@@ -252,6 +253,22 @@ def test_mixed_steps_that_do_not_fit_are_not_replayed():
     assert run(step, tables_of(step), [23]) is not None
 
 
+def test_a_step_whose_plan_has_no_room_is_not_replayed():
+    class Small(TorchKernels):
+        def refill(self, batch: TokenBatch) -> bool:
+            return max(batch.kv_lens) <= 20 and super().refill(batch)
+
+    rng = np.random.default_rng(0)
+    tiny, capture = make(Small(), num_blocks=100, mixed_tokens=24)
+    long, short = mixed_step([(21, 3)], rng, SIZE, 100), mixed_step([(20, 3)], rng, SIZE, 100)
+    for graphs, expected in ((tiny.runner.graphs[1], short), (tiny.runner.graphs[0], decodes([9], rng, SIZE, 100))):
+        assert graphs.run(long, tables_of(long), long.sample_tokens) is None
+        assert graphs.run(expected, tables_of(expected), expected.sample_tokens) is not None
+    outputs, _ = drive(make(Small())[0].runner, requests())
+    assert outputs == drive(tiny_llama.tiny_llama(FORM, TorchKernels()).runner, requests())[0]
+    assert len(capture.replays) == 2
+
+
 def test_what_cannot_be_captured_runs_eagerly_and_says_so(caplog):
     class Looks(TorchKernels):
         def cache_write(self, kv: Tensor, keys: Tensor, values: Tensor, batch: TokenBatch) -> None:
@@ -273,15 +290,16 @@ def test_what_cannot_be_captured_runs_eagerly_and_says_so(caplog):
 class Forgets(TorchKernels):
     """Does not plan again."""
 
-    def refill(self, batch: TokenBatch) -> None:
-        pass
+    def refill(self, batch: TokenBatch) -> bool:
+        return True
 
 
 class Moves(TorchKernels):
     """Plans again, elsewhere."""
 
-    def refill(self, batch: TokenBatch) -> None:
+    def refill(self, batch: TokenBatch) -> bool:
         batch.scratch["plan"] = torch.tensor(batch.kv_lens, dtype=torch.int32)
+        return True
 
 
 class Freezes(TorchKernels):

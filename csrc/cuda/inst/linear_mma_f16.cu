@@ -1,0 +1,5 @@
+#include "inst/linear_mma.h"
+
+namespace octavo::cuda {
+template void launch_linear(LinearParams<PlainWeight<Half>>, Stream);
+}  // namespace octavo::cuda
