@@ -76,9 +76,9 @@ void fused_add_rms_norm(const TensorRef& x, const TensorRef& residual, const Ten
                         StreamHandle stream);
 // out [n, d], x [n, 2 d]: silu(first half) * second half.
 void silu_and_mul(const TensorRef& out, const TensorRef& x, StreamHandle stream);
-// out [tokens, rows] = x [tokens, columns] weight [rows, columns]^T + bias [rows] (or no data), all of one type, summed in
-// float32. A token's bits do not depend on the others. Rows of x lie at multiples of 16 bytes where those of the weight
-// do, and columns are a multiple of 8 (in 16 bits).
+// out [tokens, rows] = x [tokens, columns] weight [rows, columns]^T + bias [rows] (or no data), all of one type, summed
+// in float32. A token's bits do not depend on the others. Rows of x lie at multiples of 16 bytes where those of the
+// weight do, and columns are a multiple of 8 (in 16 bits).
 void linear(const TensorRef& out, const TensorRef& x, const TensorRef& weight, const TensorRef& bias,
             StreamHandle stream);
 // The same with a packed matrix, uint8 [bytes], in 16 bits alone. format: "q4", "q4_mins" or "e4m3"

@@ -36,7 +36,7 @@ class Matcher:
 
     def mask(self, tokens: Sequence[int], num_prompt: int, room: Mask | None = None) -> Mask:
         """The tokens that may come after a branch's tokens, written into `room`. None are left after a failure."""
-        room = room or Mask(bytearray(self._mask_bytes), self._mask_bytes)
+        room = room or self._room()
         if self._failure is None:
             self._catch_up(tokens[num_prompt + self._num_matched :])
         if self._failure is None:
@@ -53,19 +53,20 @@ class Matcher:
             self._catch_up(tokens[num_prompt + self._num_matched :])
         return [] if self._failure is not None else list(self._matcher.compute_ff_tokens())
 
-    def draft_masks(self, drafts: Sequence[int]) -> list[bytes]:
+    def draft_masks(self, drafts: Sequence[int]) -> list[Mask]:
         """What may come after each of the tokens that may come next. It ends before the first one that may not.
 
         The matcher has caught up on the branch's tokens.
         """
-        masks: list[bytes] = []
+        masks: list[Mask] = []
         if self._failure is not None:
             return masks
         ahead = self._matcher.deep_copy()
         for token in drafts:
             if ahead.try_consume_tokens([token]) != 1 or ahead.is_stopped():
                 break
-            mask = ahead.compute_bitmask()
+            mask = self._room()
+            ahead.unsafe_compute_mask_ptr(mask.address, mask.size)
             if ahead.is_error():
                 break
             masks.append(mask)
@@ -81,6 +82,9 @@ class Matcher:
             f"after {self._num_matched} tokens the constraint allows only tokens that other parameters forbid: "
             "banned_token_ids, banned_sequences, allowed_token_ids or min_tokens"
         ).failure()
+
+    def _room(self) -> Mask:
+        return Mask(bytearray(self._mask_bytes), self._mask_bytes)
 
     def _catch_up(self, new: Sequence[int]) -> None:
         num = self._matcher.try_consume_tokens(list(new)) if new else 0

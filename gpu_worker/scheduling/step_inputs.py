@@ -84,7 +84,7 @@ class StepInputs:
 
     def _mask(self, plan: StepPlan) -> None:
         """Gives a mask to each sample of a branch that has a grammar, computed beside the model: only a draw asks."""
-        wanted: list[tuple[int, Branch, Grammar, bytes | None]] = []
+        wanted: list[tuple[int, Branch, Grammar, Mask | None]] = []
         place = 0
         for chunk in plan.chunks:
             if (grammar := chunk.branch.sequence.grammar) is not None:
@@ -131,13 +131,13 @@ class StepInputs:
         return slots
 
 
-def _masks_of(wanted: list[tuple[int, Branch, Grammar, bytes | None]]) -> dict[int, Mask]:
+def _masks_of(wanted: list[tuple[int, Branch, Grammar, Mask | None]]) -> dict[int, Mask]:
     size = wanted[0][2].mask_bytes  # of the model's vocabulary
     buffer, found = bytearray(len(wanted) * size), dict[int, Mask]()
     for row, (sample, branch, grammar, drafted) in enumerate(wanted):
         found[sample] = mask = Mask(buffer, size, row)
         if drafted is not None:
-            mask.write(drafted)
+            mask.write(bytes(drafted))
             continue
         if branch.matcher is None:
             branch.matcher = grammar.matcher()

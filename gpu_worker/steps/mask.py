@@ -23,11 +23,14 @@ class Mask:
         return addressof(c_char.from_buffer(self.buffer, self.row * self.size))
 
     def write(self, data: bytes) -> None:
-        """Writes as many bytes as a row has."""
-        self.buffer[self.row * self.size : (self.row + 1) * self.size] = data
+        """Writes the bytes of the row, all of them."""
+        self._view()[:] = data
+
+    def _view(self) -> memoryview:
+        return memoryview(self.buffer)[self.row * self.size : (self.row + 1) * self.size]
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Mask) and bytes(self) == bytes(other)
 
     def __bytes__(self) -> bytes:
-        return bytes(memoryview(self.buffer)[self.row * self.size : (self.row + 1) * self.size])
+        return bytes(self._view())

@@ -15,6 +15,7 @@ from gpu_worker.drafting.text_lookup import TextLookup
 from gpu_worker.scheduling.state.sequence import Branch
 from gpu_worker.scheduling.state.step import Chunk, StepPlan
 from gpu_worker.scheduling.state.workload import Workload
+from gpu_worker.steps.mask import Mask
 
 MOST_DRAFTS = 16  # of a branch
 DEAR = 0.8  # how likely a row has to be right where nothing is looked up any more: then a draft is seldom worth it
@@ -61,7 +62,7 @@ class DraftPlanner:
         """Gives a chunk those of the drafts that may be drawn and have slots. Returns how many."""
         branch, tokens = chunk.branch, drafts.tokens
         tokens = tokens[: next((place for place, draft in enumerate(tokens) if draft in branch.stops), None)]
-        masks: list[bytes] = []
+        masks: list[Mask] = []
         if tokens and branch.matcher is not None:
             masks = branch.matcher.draft_masks(tokens)
             tokens = tokens[: len(masks)]

@@ -7,6 +7,7 @@ from typing import Literal, NewType
 from gpu_worker.drafting.acceptance import Acceptance
 from gpu_worker.drafting.drafts import Drafts
 from gpu_worker.scheduling.state.sequence import Branch, Hold, Sequence
+from gpu_worker.steps.mask import Mask
 from gpu_worker.steps.step_input import StepInput
 from octavo.request.errors import Failure
 from octavo.request.sampling import FinishReason
@@ -32,11 +33,11 @@ class Chunk:
     # Of a decode that guesses: the tokens after its first one, with the mask of each if the branch has a grammar. Each
     # of its rows is a sample: `samples` is the branch again and again.
     drafts: tuple[int, ...] = ()
-    draft_masks: tuple[bytes, ...] = ()
+    draft_masks: tuple[Mask, ...] = ()
     drafter: str = ""  # which made the drafts
     acceptance: Acceptance | None = None  # which learns what became of them
 
-    def add_drafts(self, drafts: Drafts, masks: list[bytes]) -> None:
+    def add_drafts(self, drafts: Drafts, masks: list[Mask]) -> None:
         self.drafts, self.drafter, self.acceptance = tuple(drafts.tokens), drafts.drafter, drafts.acceptance
         self.draft_masks = tuple(masks)
         self.length = 1 + len(self.drafts)

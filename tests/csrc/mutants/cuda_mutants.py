@@ -211,8 +211,8 @@ MUTANTS = of_places(
         ("cuda/swap.cu", SWAP, "errors"): {
             "not ready left behind as an error": ("cudaGetLastError();  // which the", "// which the"),
         },
-        ("cuda/arch/launch.cuh", ("cuda/vllm_attention.cu",), "longest"): {
-            "more than 48 KB not asked for": ("if (shared_bytes > 48 * 1024) {", "if (shared_bytes > 256 * 1024) {"),
+        ("cuda/arch/launch.cu", ("cuda/arch/launch.cu",), "longest"): {
+            "more than 48 KB not asked for": ("kWithoutAsking = 48 * 1024;", "kWithoutAsking = 256 * 1024;"),
         },
         ("cuda/device.cu", ("cuda/device.cu",), "longest"): {
             "the limit of a larger device": (

@@ -84,7 +84,7 @@ class Writer:
     def write_tokens(self, rng: random.Random, vocab_size: int, first: int) -> list[int]:
         """The tokens of one output after the first, up to that of the end, which is the last of the vocabulary."""
         tokens, matcher = [first], self._compiled.matcher()
-        while (left := allowed_by(matcher.mask(tokens, 0), vocab_size))[-1:] != [vocab_size - 1]:
+        while (left := allowed_by(bytes(matcher.mask(tokens, 0)), vocab_size))[-1:] != [vocab_size - 1]:
             tokens.append(rng.choice(left))
         return tokens
 
@@ -92,11 +92,11 @@ class Writer:
         """One output, from a beginning on."""
         tokens, matcher = [], self._compiled.matcher()
         for token in begin.encode():
-            mask = matcher.mask(tokens, 0)
+            mask = bytes(matcher.mask(tokens, 0))
             assert mask[token >> 3] >> (token & 7) & 1, (begin, len(tokens))
             tokens.append(token)
         while len(tokens) < 600:
-            left = allowed_by(matcher.mask(tokens, 0), 256)
+            left = allowed_by(bytes(matcher.mask(tokens, 0)), 256)
             if 0 in left:  # the token of the end
                 break
             tokens.append(rng.choice(left))
