@@ -1,8 +1,8 @@
 # Finds nvcc, and tries it before CMake does: where it cannot work here, the CPU's module is still built.
 # Sets OCTAVO_NVCC and OCTAVO_NVCC_PROBLEM, which is empty where nvcc compiles for every architecture wanted.
 set(OCTAVO_CUDA_ARCHITECTURES "80;90a-real" CACHE STRING "What the kernels are compiled for; release: what wheels and images have")
-if(OCTAVO_CUDA_ARCHITECTURES STREQUAL "release")   # of nvcc 12.8 or later
-  set(OCTAVO_CUDA_ARCHITECTURES "80;89-real;90a-real;100-real;120")
+if(OCTAVO_CUDA_ARCHITECTURES STREQUAL "release")   # of nvcc 12.8 or later; nvcc 13.0 spills for sm_100 and sm_120: PTX alone
+  set(OCTAVO_CUDA_ARCHITECTURES "80;89-real;90a-real;100-virtual;120-virtual")
 endif()
 find_program(OCTAVO_NVCC nvcc HINTS ENV CUDA_HOME ENV CUDA_PATH PATHS /usr/local/cuda PATH_SUFFIXES bin)
 

@@ -16,7 +16,13 @@ from gpu_worker.models.checkpoint.bare_names import PrefixedSource, is_bare
 from gpu_worker.models.checkpoint.kv_scales import KvScaledSource, digest_of, read_scales
 from gpu_worker.models.checkpoint.locate import locate
 from gpu_worker.models.checkpoint.quantized import open_source
-from gpu_worker.models.checkpoint.weights import ProgressCallback, SafetensorsSource, WeightSource, weight_files
+from gpu_worker.models.checkpoint.weights import (
+    CheckpointReader,
+    ProgressCallback,
+    SafetensorsSource,
+    WeightSource,
+    weight_files,
+)
 from gpu_worker.models.converted_weights import converted
 from gpu_worker.models.decoders import gpt, gpt_weights, llama, native_llama
 from gpu_worker.models.decoders.config import LlamaConfig, is_llama_like, is_mixture
@@ -326,7 +332,8 @@ def _kept(source: WeightSource, config: LlamaConfig, dtype: torch.dtype, how: "_
     """A decoder on a GPU whose matrices stay in 4 bits and fp8."""
     if dtype == torch.float32:
         raise InvalidArgument("quantization", "kept multiplies in 16 bits: say --dtype bfloat16 or float16")
-    tensors = cuda_packing.prepare(source, config, dtype, how.progress)
+    checkpoint = CheckpointReader(source, dtype, how.progress)
+    tensors = llama.collect(checkpoint, cuda_packing.stacks(source, checkpoint), config)
     return llama.LlamaDecoder(config, tensors, how.ops, how.device)
 
 

@@ -3,28 +3,27 @@
 No GPU has run these kernels, so keeping is what somebody asks for. Values are those of decoded matrices, to the bit.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from gpu_worker.models.checkpoint.fp8_source import Fp8Source
-from gpu_worker.models.checkpoint.weights import BlockSource, CheckpointReader, ProgressCallback, WeightSource
-from gpu_worker.models.decoders import llama
-from gpu_worker.models.decoders.config import LlamaConfig
+from gpu_worker.models.checkpoint.weights import BlockSource, CheckpointReader, WeightSource
 from gpu_worker.models.packed.packing import BLOCK, OUTER
 from gpu_worker.ops.cuda_weights import GGUF_BYTES, CudaMatrix, of_gguf_blocks, pack_e4m3
 
 
-def prepare(
-    source: WeightSource, config: LlamaConfig, dtype: torch.dtype, on_tensor: ProgressCallback
-) -> dict[str, Tensor | CudaMatrix]:
-    """As llama.prepare, with matrices kept where the kernels know them. `dtype` is of 16 bits."""
-    checkpoint = CheckpointReader(source, dtype, on_tensor)
+def stacks(
+    source: WeightSource, checkpoint: CheckpointReader
+) -> Callable[[list[str], list[tuple[int, ...]]], Tensor | CudaMatrix]:
+    """What makes a decoder's matrices, for llama.collect: kept where the kernels know them, in 16 bits elsewhere."""
 
     def matrix(names: list[str], shapes: list[tuple[int, ...]]) -> Tensor | CudaMatrix:
         kept = None if names[0] in OUTER else _kept(source, checkpoint, names, shapes)
         return checkpoint.read_stacked(names, shapes) if kept is None else kept
 
-    return llama.collect(checkpoint, matrix, config)
+    return matrix
 
 
 def _kept(

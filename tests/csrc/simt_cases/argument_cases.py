@@ -221,7 +221,8 @@ def spoil(rng: Any, x: Array) -> None:
     for _ in range(int(rng.integers(1, 4))):
         place = int(rng.integers(x.data.size))
         if x.data.dtype.kind == "f":
-            x.data.flat[place] = rng.choice([np.nan, np.inf, -np.inf, -1.0, 0.0, 1e30])
+            most = float(np.finfo(x.data.dtype).max)
+            x.data.flat[place] = rng.choice([np.nan, np.inf, -np.inf, -1.0, 0.0, min(1e30, most)])
         else:
             number = int(rng.choice(np.array(GARBAGE, dtype=object)))
             width = 8 * x.data.itemsize
