@@ -52,7 +52,7 @@ void spin(Done&& done) {
     }
 }
 
-constexpr auto kSpin = std::chrono::microseconds(200);  // a step of the engine to the next, where it has much to do
+constexpr auto kSpin = std::chrono::microseconds(200);  // most pauses between two steps of an engine are shorter
 
 int cores() {
     cpu_set_t set;

@@ -247,6 +247,7 @@ class AsyncClient:
                 stub_call: Callable[..., Awaitable[Any]] = getattr(pool.stub(endpoint), method)
                 reply = await stub_call(request, timeout=timeout_s)
                 if reply is not None:
+                    pool.note_answer(endpoint)
                     return convert_reply(reply)
                 error = pool.unreadable(endpoint)
             except grpc.RpcError as failed:

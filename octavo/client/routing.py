@@ -94,6 +94,10 @@ class EndpointPool:
         what = said.message if isinstance(said, errors.Unimplemented) else f"this is no router's answer: {said.message}"
         return self._foreign_error(name, type(said), what)
 
+    def note_answer(self, name: str) -> None:
+        """A router has answered there."""
+        self._foreign.discard(name)
+
     def unreadable(self, name: str) -> errors.ServingError:
         """The same, of an answer that gRPC could not read, for which it gives None."""
         return self._foreign_error(name, errors.Unimplemented, "this is no router's answer: it cannot be read")

@@ -91,6 +91,7 @@ class AsyncStream(AsyncIterator[Event]):
                     self._broken = False
                 if message is None:
                     raise self._endpoints.unreadable(self._endpoint)
+                self._endpoints.note_answer(self._endpoint)
                 yield event_of(message)
         except grpc.RpcError as error:
             raise self._endpoints.error_of(self._endpoint, error) from None

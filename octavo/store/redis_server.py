@@ -68,7 +68,8 @@ class RedisServer:
         """Calls whatever the server can do, over the connections of requests."""
         return self._pools.client_of()
 
-    def _connect(self, timeout_s: float | None, max_connections: int) -> Any:
+    def _connect(self, timeout_s: float | None, max_connections: int, *, num_retries: int = 1) -> Any:
+        """A client. A pooled connection may be dead, so calls are tried once more."""
         pool = connection_pool(
             self._urls,
             protocol=2,
@@ -76,9 +77,7 @@ class RedisServer:
             socket_connect_timeout=self._options.connect_timeout_s,
             socket_timeout=timeout_s,
             max_connections=max_connections,
-            retry=Retry(
-                NoBackoff(), 1, supported_errors=(ConnectionLost,)
-            ),  # a pooled connection may be dead: one retry
+            retry=Retry(NoBackoff(), num_retries, supported_errors=(ConnectionLost,)),
         )
         return client.Redis.from_pool(pool)
 
@@ -215,7 +214,7 @@ class RedisServer:
         """
         pause_s = 0.05
         while True:
-            connection = self._connect(None, 1)
+            connection = self._connect(None, 1, num_retries=0)  # else it would subscribe again without a word
             subscriber = connection.pubsub(ignore_subscribe_messages=True)
             try:
                 await subscriber.subscribe(*channels)

@@ -40,7 +40,7 @@ class DiskWriter:
         self._is_busy = is_busy
         self._most = min(blocks.info.num_blocks, files.most_blocks)
         self._per_turn = max(1, WRITE_BYTES // max(1, memory.bytes_per_block))
-        self._seen: int | None = None  # the digest of the prefix cache when all of it was in files
+        self._seen: tuple[int, int] | None = None  # the prefix cache and the files when all of it was in files
         self._writing = asyncio.Lock()
 
     async def run(self) -> None:
@@ -62,8 +62,8 @@ class DiskWriter:
 
         Raises ServingError if the engine has ended, or OSError.
         """
-        digest, ends_at = self._blocks.known_digest, time.monotonic() + seconds
-        if digest == self._seen:
+        now, ends_at = (self._blocks.known_digest, self._list.num_gone), time.monotonic() + seconds
+        if now == self._seen:
             return True
         hashes = await self._blocks.hottest_blocks(self._most)
         lacking = [each for each in hashes if not self._list.has(each)]
@@ -74,7 +74,7 @@ class DiskWriter:
             if pauses:
                 pause_factor = BUSY_PAUSE_FACTOR if self._is_busy() else IDLE_PAUSE_FACTOR
                 await asyncio.sleep(pause_factor * used_s)
-        self._seen = digest
+        self._seen = now
         return True
 
     async def flush(self, allowed_s: float) -> None:

@@ -31,6 +31,7 @@ class FileList:
         self._names: dict[str, set[BlockHash]] = {}  # by folder
         self._settled: dict[str, int] = {}  # by folder: when it changed last, if all of its names are here
         self._told: dict[BlockHash, None] = {}  # those that were told first come first
+        self.num_gone = 0  # files that looks have missed
         self._looking = asyncio.Lock()
 
     def has(self, block_hash: BlockHash) -> bool:
@@ -59,6 +60,7 @@ class FileList:
             except OSError as error:
                 log.warning("the files of blocks cannot be listed: %s", error)
                 return
+            self.num_gone += len(gone)
             self._tell(come, gone)
 
     def _changes(self) -> tuple[list[BlockHash], set[BlockHash]]:

@@ -21,6 +21,7 @@ log = logging.getLogger(__name__)
 
 RENEWALS_PER_LEASE = 3
 REGISTER_PAUSE_S = 0.1
+LIFELINE_PAUSE_S = 1.0
 
 
 class WorkerIdTaken(Exception):
@@ -59,7 +60,7 @@ class Lease:
         self._member = member
         self._lease_ms = lease_ms
         self._loop = asyncio.get_running_loop()
-        self._next_renewal = 0.0  # the engine's thread alone uses it
+        self._next_renewal = 0.0  # the engine's thread sets it to a later time, the event loop to now
         self._renewing: asyncio.Task[None] | None = None
         self._again = False  # something has changed during the renewal under way
         self._ended = False
@@ -73,8 +74,13 @@ class Lease:
         return time.monotonic() - self._renewed_at < self._lease_ms / 1000
 
     async def hold_lifeline(self) -> None:
-        """Lets the store see at once when this process is killed. Runs for as long as the worker lives."""
-        await self._store.hold_lifeline(self._member.id, self._renew_soon)
+        """Lets the store see at once when this process is killed. For as long as the worker lives, whatever fails."""
+        while True:
+            try:
+                await self._store.hold_lifeline(self._member.id, self._renew_next)
+            except Exception as error:  # without it a take waits for a missed renewal, as ever
+                log.warning("no lifeline to the store for %g s: %s: %s", LIFELINE_PAUSE_S, type(error).__name__, error)
+            await asyncio.sleep(LIFELINE_PAUSE_S)
 
     def beat(self) -> None:
         """Renews the lease if a third of its time has passed. The engine calls this after each step and idle round."""
@@ -86,6 +92,11 @@ class Lease:
     def _start_renewal(self) -> None:
         if not self._ended and (self._renewing is None or self._renewing.done()):
             self._renewing = asyncio.create_task(self._renew())
+
+    def _renew_next(self) -> None:
+        """Renews at the next progress, and after the renewal under way, so that the store hears the lifeline soon."""
+        self._next_renewal = 0.0
+        self._again = self._renewing is not None and not self._renewing.done()
 
     def _renew_soon(self) -> None:
         """Tells the store of something new: now, or after the renewal under way."""

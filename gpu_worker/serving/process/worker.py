@@ -71,6 +71,7 @@ MAX_END_S = 5.0  # of the time that leaving may take: kept for the step in fligh
 END_SHARE = 0.25  # the same as a share, where leaving may take less
 MIN_STEP_S = 2.0  # how long the step in flight may take in any case, unless a person waits for the end
 URGENT_STEP_S = 1.0
+LOOK_S = 5.0  # how long a start waits for a slow disk to list its files
 LEAVE_PATIENCE_S = 3.0  # how long the store may take to note that the worker has left
 URGENT_LEAVE_S = 0.5
 
@@ -237,7 +238,10 @@ class Worker:
         """
         sources = self.fetcher, self.disk
         if self.disk is not None:
-            await self.disk.list.look()  # so that routers know the files when they know the worker
+            look = asyncio.create_task(
+                self.disk.list.look()
+            )  # so that routers know the files when they know the worker
+            await asyncio.wait({look}, timeout=LOOK_S)
         if sources == (None, None) or not self._settings.warm_up_ms:
             return
         self.engine.start()

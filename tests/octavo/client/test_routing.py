@@ -6,6 +6,8 @@ import grpc
 from refusing_router import refusing
 
 from octavo.client import AsyncClient
+from octavo.client.routing import EndpointPool
+from octavo.request import errors
 
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
 
@@ -27,3 +29,11 @@ async def test_every_address_of_a_name_gets_calls():
                 await client.cancel("a")
     assert first.attempts
     assert second.attempts
+
+
+def test_an_endpoint_that_answers_again_is_foreign_no_more():
+    pool = EndpointPool("a:1,b:1")
+    assert isinstance(pool.unreadable("b:1"), errors.Unreachable)
+    pool.note_answer("b:1")
+    assert isinstance(pool.unreadable("a:1"), errors.Unreachable)
+    assert isinstance(pool.unreadable("b:1"), errors.Unimplemented)

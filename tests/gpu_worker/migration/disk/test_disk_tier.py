@@ -121,3 +121,18 @@ def test_a_directory_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
         DiskTier(str(tmp_path / "file" / "x"), 1 << 20, others, memory, others, others)
     with pytest.raises(InvalidArgument, match="disk_tier_bytes: is less than a block, which has 1024 bytes"):
         DiskTier(str(tmp_path), 1024, others, memory, others, others)
+
+
+def remove_files(folder: Path) -> None:
+    for file in folder.rglob("*"):
+        if file.is_file() and not file.name.startswith("."):
+            file.unlink()
+
+
+async def test_files_that_are_removed_are_written_again(pair: WorkerPair, tmp_path: Path) -> None:
+    tier = tier_of(pair.a)
+    await until(lambda: tier.writer._seen is not None)
+    before = tier.writer.num_written
+    remove_files(tmp_path)
+    await tier.list.look()
+    await until(lambda: tier.writer.num_written >= before + NUM_BLOCKS)

@@ -1,6 +1,7 @@
 """When a lease is renewed, that leaving has the last word, and which of two workers with one id goes on."""
 
 import asyncio
+from collections.abc import Callable
 
 import pytest
 from waiting import until
@@ -114,6 +115,29 @@ async def test_a_lifeline_that_comes_during_a_renewal_is_heard_by_another_one():
     assert store.shared.leases[Incarnation("one")].heard
     await asyncio.sleep(0.05)
     assert store.num_renewals == 2
+    holding.cancel()
+    await asyncio.gather(holding, return_exceptions=True)
+    await lease.end(5.0)
+
+
+async def test_a_lifeline_that_fails_is_held_again_and_renews_nothing_without_progress(monkeypatch):
+    monkeypatch.setattr("gpu_worker.serving.process.lease.LIFELINE_PAUSE_S", 0.01)
+
+    class Failing(MemoryStore):
+        num_held = 0
+
+        async def hold_lifeline(self, worker: Incarnation, on_held: Callable[[], None]) -> None:
+            self.num_held += 1
+            on_held()
+            raise AttributeError("as a client's bug")
+
+    store = Failing(MemoryState())
+    lease = Lease(store, member("one", "10.0.0.1:7"), 60_000)
+    holding = asyncio.create_task(lease.hold_lifeline())
+    await until(lambda: store.num_held > 2)
+    assert not store.shared.lease_alive(Incarnation("one"))
+    lease.beat()
+    await until(lambda: store.shared.lease_alive(Incarnation("one")))
     holding.cancel()
     await asyncio.gather(holding, return_exceptions=True)
     await lease.end(5.0)
