@@ -127,6 +127,9 @@ class KeptConnection:
         self._is_used = True
         try:
             return await self._send(*call)
+        except ReadOnlyError:  # the server is no primary any more
+            await self._give_back()
+            raise
         except ResponseError:  # which is a reply
             raise
         except ConnectionLost:  # it may have been dead for long

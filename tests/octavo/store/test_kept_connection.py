@@ -6,13 +6,14 @@ from typing import Any
 
 import pytest
 from redis.asyncio import BlockingConnectionPool, Redis
-from redis.exceptions import ResponseError
+from redis.exceptions import ReadOnlyError, ResponseError
 
 from octavo.store.redis import RedisStore
 from octavo.store.redis_connections import KeptConnection
 
 LIBRARY = """#!lua name=kept
 server.register_function('kept_echo', function(keys, args) return args[1] end)
+server.register_function('kept_demoted', function() return redis.error_reply('READONLY as a replica') end)
 """
 
 
@@ -54,6 +55,14 @@ async def test_an_error_of_the_function_is_a_reply(client: Any) -> None:
             await kept.fcall("nobody", 0)
         assert await kept.fcall("kept_echo", 0, str(number)) == b"%d" % number
     assert client.connection_pool.num_asked == 1
+
+
+async def test_a_server_that_is_no_primary_any_more_is_left(client: Any) -> None:
+    kept = KeptConnection(client)
+    with pytest.raises(ReadOnlyError):
+        await kept.fcall("kept_demoted", 0)
+    assert await kept.fcall("kept_echo", 0, "next") == b"next"
+    assert client.connection_pool.num_asked == 2
 
 
 async def test_a_connection_that_died_is_replaced(client: Any) -> None:
