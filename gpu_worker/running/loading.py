@@ -158,8 +158,6 @@ def load_runner(
     numerics = class_of(ops, decoder, loaded.dtype, shape.dtype, where, batch_invariant)
     share = adapter_share(kv_cache_bytes) if where.type == "cuda" else ADAPTER_BYTES
     info = replace(info, piece_invariant=invariant, numerics=numerics, adapter_bytes=share)
-    if not 0 < info.max_sequence_blocks <= num_blocks:  # else blocks out of the window are used again
-        info = replace(info, context_tokens=min(context, num_blocks * block_size))
     _log_start(info, ops, decoder)
     _log_state(shape)
     sampler = choose_sampler(decoder.vocab_size, where, loaded.eos_token_ids)

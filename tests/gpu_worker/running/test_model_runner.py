@@ -276,7 +276,7 @@ def test_sizes_follow_from_bytes(make, model):
     info = make(num_blocks=4, num_host_blocks=5).info
     assert (info.num_blocks, info.num_host_blocks) == (4, 5)
     assert info.bytes_per_block == 3 * 2 * 2 * BLOCK * 8 * 4
-    assert info.context_tokens == 4 * BLOCK, "no longer than what the blocks can hold, which is less than a window"
+    assert info.context_tokens == make().info.context_tokens > 4 * BLOCK, "the model's: workers differ in memory alone"
     assert load_runner(str(model[0]), context_tokens=40).info.context_tokens == 40
     assert "float32" in info.layout and info.fingerprint == make().info.fingerprint
 
