@@ -47,8 +47,7 @@ def test_what_is_read_was_written(operations: list[tuple[str, int]], tmp_path_fa
             whole.add(number)
         elif operation == "open":
             files = files_in(directory)
-        elif path is not None and operation == "damage":
-            data = bytearray(path.read_bytes())
+        elif path is not None and operation == "damage" and (data := bytearray(path.read_bytes())):
             place = number * 79 % len(data)
             data[place] = (data[place] + 1) % 256
             path.write_bytes(data)
