@@ -6,6 +6,7 @@ import pytest
 from waiting import until
 from worker_pair import PROMPT, CountingRunner, Follower, PairedWorker, WorkerPair, greedy, set_pace, worker_pair
 
+from gpu_worker.migration.source import outgoing_migration
 from octavo.internal.v1 import worker_pb2
 from octavo.process import failpoints
 from octavo.request.errors import CannotMove, InvalidArgument, NotFound, TooManyMoves
@@ -72,8 +73,11 @@ async def test_a_prefix_that_the_target_has_does_not_travel():
 
 
 @pytest.mark.parametrize("during_prefill", [False, True])
-async def test_the_scores_of_a_prompt_are_what_they_were_for_whoever_follows_from_the_start(during_prefill):
+async def test_the_scores_of_a_prompt_are_what_they_were_for_whoever_follows_from_the_start(
+    during_prefill, monkeypatch
+):
     """After each of two moves, although no worker but the first has computed the prompt."""
+    monkeypatch.setattr(outgoing_migration, "STOP_S", 20.0)  # else a stall of the machine ends a move
     params = greedy(150, temperature=0.8, seed=3, logprobs=0, prompt_logprobs=2)
     async with worker_pair(step_s=0.02, block_size=16) as pair:  # few blocks become full while a round takes place
         follower = await pair.run(params, num_tokens=0 if during_prefill else 9)
