@@ -1,7 +1,7 @@
 """Masks that are computed beside the model: a step begins with them on their way, and its sampler waits for them."""
 
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 
 from gpu_worker.steps.mask import Mask
 
@@ -25,4 +25,4 @@ class LateMasks(Mapping[int, Mask]):
 
     def wait(self) -> None:
         """Waits until all are there, or cannot be."""
-        wait([self._found])
+        self._found.exception()

@@ -33,9 +33,13 @@ class Matcher:
         self._mask_bytes = mask_bytes
         self._num_matched = 0
         self._failure: Failure | None = None
+        self._foreseen: tuple[int, list[int], list[Mask]] = (-1, [], [])  # after how many tokens: forced ones, masks
 
-    def mask(self, tokens: Sequence[int], num_prompt: int, room: Mask | None = None) -> Mask:
-        """The tokens that may come after a branch's tokens, written into `room`. None are left after a failure."""
+    def mask(self, tokens: Sequence[int], num_prompt: int, room: Mask | None = None, *, foresee: bool = False) -> Mask:
+        """The tokens that may come after a branch's tokens, written into `room`. None are left after a failure.
+
+        With `foresee`, `foreseen` knows what will be forced once the next token is there.
+        """
         room = room or self._room()
         if self._failure is None:
             self._catch_up(tokens[num_prompt + self._num_matched :])
@@ -45,7 +49,20 @@ class Matcher:
                 self._too_complex()
         if self._failure is not None:
             room.write(bytes(room.size))
+        elif foresee and len(forced := self._matcher.compute_ff_tokens()) > 1:
+            self._foreseen = (self._num_matched, forced, self.draft_masks(forced))
         return room
+
+    @property
+    def has_foreseen(self) -> bool:
+        return self._foreseen[0] == self._num_matched
+
+    def foreseen(self, tokens: Sequence[int], num_prompt: int) -> tuple[list[int], list[Mask]]:
+        """Like `forced`, with what `draft_masks` says of them: no more than was foreseen, and it costs nothing."""
+        after, forced, masks = self._foreseen
+        if len(tokens) - num_prompt != after + 1 or tokens[-1] != forced[0]:
+            return [], []
+        return forced[1 : len(masks)], masks[1:]
 
     def forced(self, tokens: Sequence[int], num_prompt: int) -> list[int]:
         """Tokens that must come after a branch's tokens, because no other ones may; perhaps not all of them."""

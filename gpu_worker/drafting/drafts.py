@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from gpu_worker.drafting.acceptance import Acceptance
+from gpu_worker.steps.mask import Mask
 
 FORCED, LOOKUP, RECENT, MODEL = "forced", "lookup", "recent", "model"
 DRAFTERS = (FORCED, LOOKUP, RECENT, MODEL)
@@ -15,6 +16,7 @@ class Drafts(NamedTuple):
     tokens: list[int]
     drafter: str = ""
     acceptance: Acceptance | None = None  # which learns what became of them
+    masks: list[Mask] | None = None  # what a grammar allows after each, where that is known
 
 
 class Lookup(Protocol):

@@ -1,6 +1,7 @@
 """Makes of a plan what a runner is given: the arrays of the step, and what the runner does not know yet of branches."""
 
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 from gpu_worker.constraints.late_masks import LateMasks
 from gpu_worker.constraints.matcher import Grammar
@@ -93,7 +94,8 @@ class StepInputs:
                     wanted.append((place + number, branch, grammar, drafted))
             place += len(chunk.samples)
         if wanted:
-            plan.input.masks = self._late = LateMasks(self._executor, lambda: _masks_of(wanted))
+            work = partial(_masks_of, wanted, foresee=plan.foresees)
+            plan.input.masks = self._late = LateMasks(self._executor, work)
 
     def end_step(self) -> None:
         """Waits until nothing of the step is computed any more. Matchers have one thread at a time."""
@@ -131,7 +133,7 @@ class StepInputs:
         return slots
 
 
-def _masks_of(wanted: list[tuple[int, Branch, Grammar, Mask | None]]) -> dict[int, Mask]:
+def _masks_of(wanted: list[tuple[int, Branch, Grammar, Mask | None]], *, foresee: bool) -> dict[int, Mask]:
     size = wanted[0][2].mask_bytes  # of the model's vocabulary
     buffer, found = bytearray(len(wanted) * size), dict[int, Mask]()
     for row, (sample, branch, grammar, drafted) in enumerate(wanted):
@@ -141,7 +143,7 @@ def _masks_of(wanted: list[tuple[int, Branch, Grammar, Mask | None]]) -> dict[in
             continue
         if branch.matcher is None:
             branch.matcher = grammar.matcher()
-        branch.matcher.mask(branch.tokens, branch.num_prompt, mask)
+        branch.matcher.mask(branch.tokens, branch.num_prompt, mask, foresee=foresee)
     return found
 
 

@@ -15,9 +15,11 @@ from gpu_worker.drafting.text_lookup import TextLookup
 from gpu_worker.scheduling.state.sequence import Branch
 from gpu_worker.scheduling.state.step import Chunk, StepPlan
 from gpu_worker.scheduling.state.workload import Workload
-from gpu_worker.steps.mask import Mask
 
 MOST_DRAFTS = 16  # of a branch
+# Decodes with a grammar up to which each step asks what is forced. Where there are more, that takes longer than it
+# saves: then a step's masks, which are computed beside the model, also say what is forced from the next token on.
+FEW = 4
 DEAR = 0.8  # how likely a row has to be right where nothing is looked up any more: then a draft is seldom worth it
 NO_DRAFTS = Drafts([])
 
@@ -42,13 +44,15 @@ class DraftPlanner:
             return
         decodes = [chunk for chunk in plan.chunks[: plan.num_decodes] if not chunk.branch.sequence.leaves]
         self._num_rows, self._num_expected = plan.num_tokens, float(plan.num_tokens)
+        bound = [chunk for chunk in decodes if chunk.branch.sequence.grammar is not None]
+        plan.foresees = len(bound) > FEW
         if not self._looks_up or self._rows_are_dear:
-            decodes = [chunk for chunk in decodes if chunk.branch.sequence.grammar is not None]
+            decodes = [chunk for chunk in bound if not plan.foresees or _has_foreseen(chunk)]
         unguessed: list[Chunk] = []
         for chunk in sorted(decodes, key=self._charge):
             if room <= 0:
                 break
-            drafts = self._drafts_of(chunk.branch, min(room, MOST_DRAFTS))
+            drafts = self._drafts_of(chunk.branch, min(room, MOST_DRAFTS), foreseen=plan.foresees)
             if not drafts.tokens:
                 unguessed.append(chunk)
             room -= self._give(plan, chunk, drafts)
@@ -62,8 +66,8 @@ class DraftPlanner:
         """Gives a chunk those of the drafts that may be drawn and have slots. Returns how many."""
         branch, tokens = chunk.branch, drafts.tokens
         tokens = tokens[: next((place for place, draft in enumerate(tokens) if draft in branch.stops), None)]
-        masks: list[Mask] = []
-        if tokens and branch.matcher is not None:
+        masks = drafts.masks or []
+        if tokens and branch.matcher is not None and drafts.masks is None:
             masks = branch.matcher.draft_masks(tokens)
             tokens = tokens[: len(masks)]
         count = self._take_slots(branch, len(tokens), len(plan.chunks))
@@ -82,15 +86,19 @@ class DraftPlanner:
         self._least_charge = self._charge(chunk)
         chunk.branch.draft_rows = self._least_charge + count
 
-    def _drafts_of(self, branch: Branch, room: int) -> Drafts:
+    def _drafts_of(self, branch: Branch, room: int, *, foreseen: bool) -> Drafts:
         """At most `room` drafts of a branch, of what costs next to nothing to guess."""
         most = min(room, branch.last - len(branch.tokens))
         if most <= 0:
             return NO_DRAFTS
         drafts, grammar = NO_DRAFTS, branch.sequence.grammar
         if grammar is not None:
-            branch.matcher = branch.matcher or grammar.matcher()
-            drafts = Drafts(branch.matcher.forced(branch.tokens, branch.num_prompt)[:most], FORCED)
+            matcher = branch.matcher = branch.matcher or grammar.matcher()
+            if foreseen:
+                tokens, masks = matcher.foreseen(branch.tokens, branch.num_prompt)
+                drafts = Drafts(tokens[:most], FORCED, masks=masks)
+            else:
+                drafts = Drafts(matcher.forced(branch.tokens, branch.num_prompt)[:most], FORCED)
         if not drafts.tokens and self._looks_up and not self._rows_are_dear:
             drafts = self._look_up(branch, most)
         return drafts
@@ -162,3 +170,8 @@ class DraftPlanner:
         plan.chunks = [*plain, *(chunk for chunk in decodes if chunk.drafts), *others]
         plan.num_decodes = len(plain)
         plan.num_tokens += plan.num_drafts
+
+
+def _has_foreseen(chunk: Chunk) -> bool:
+    matcher = chunk.branch.matcher
+    return matcher is not None and matcher.has_foreseen

@@ -75,8 +75,13 @@ def test_what_comes_after_drafts_is_what_comes_after_tokens(grammars, constraint
             masks = live.draft_masks(drafts)
             for place, mask in enumerate(masks):
                 assert mask == grammar.matcher().mask([*tokens, *drafts[: place + 1]], 0)
-            assert live.mask(tokens, 0) == grammar.matcher().mask(tokens, 0)
+            going_on = len(live.draft_masks(forced))
+            assert live.mask(tokens, 0, foresee=True) == grammar.matcher().mask(tokens, 0)
             tokens.append(rng.choice([token for token in choices if token]))
+            ahead, masks = live.foreseen(tokens, 0)
+            assert ahead == forced[1:going_on]
+            assert masks == [grammar.matcher().mask([*tokens, *ahead[:end]], 0) for end in range(1, len(ahead) + 1)]
+            assert live.foreseen([*tokens, 1], 0) == live.foreseen([*tokens[:-1], 127], 0) == ([], [])
     assert num_forced or constraint.shape in (Shape.JSON_OBJECT, Shape.REGEX, Shape.LARK)
 
 

@@ -6,11 +6,13 @@ from dataclasses import replace
 import pytest
 from scheduler_bench import FAILURE, Bench
 
+from gpu_worker.constraints.grammars import Grammars
 from gpu_worker.drafting.drafts import LOOKUP, Drafts
 from gpu_worker.scheduling.freezer import Freezer
+from gpu_worker.scheduling.planning.draft_planner import FEW
 from gpu_worker.scheduling.state.sequence import Branch
 from octavo.request import hashing
-from octavo.request.sampling import SamplingParams
+from octavo.request.sampling import Constraint, SamplingParams
 
 LONG = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
 
@@ -85,6 +87,27 @@ def test_a_sequence_that_leaves_has_no_drafts_until_it_stays() -> None:
     freezer.slow_down("a", 2, leaves=True)  # another epoch
     freezer.slow_down("gone", 1, leaves=True)
     assert made.step()[0].num_drafted == 1
+
+
+@pytest.mark.parametrize("count", [FEW, FEW + 1])
+def test_what_a_grammar_forces_is_guessed_whether_it_is_asked_or_foreseen(count: int) -> None:
+    """A step more for all of it where it is foreseen: its first token is drawn before the others are guessed."""
+    text = "a long text that nothing else may be"
+    steps = {}
+    for speculation in ("off", "forced"):
+        made = Bench(runner={"num_blocks": 256}, speculation=speculation, max_batch_tokens=512, max_batch_sequences=256)
+        grammar = Grammars(made.runner.info).compile(Constraint.choice([text]))
+        for number in range(count):
+            sequence = made.new(f"r{number}", 5, replace(LONG, ignore_eos=False))
+            sequence.grammar = grammar
+            assert made.scheduler.admit(sequence).admitted
+        steps[speculation] = 0
+        while made.scheduler.has_work:
+            made.step()
+            steps[speculation] += 1
+        assert {bytes(tokens).rstrip(b"\0").decode() for tokens in made.tokens.values()} == {text}
+        assert made.workload.num_drafts["forced"] == made.workload.num_accepted_drafts["forced"]
+    assert steps["off"] == len(text) + 1 and steps["forced"] <= 6, steps
 
 
 def test_outputs_guess_for_the_same_tenant_and_never_for_another() -> None:
