@@ -38,43 +38,26 @@ T at(const TensorRef& tensor, std::int64_t i) {
 // One branch at a time. What it keeps is memory.
 class Drawer {
   public:
-    explicit Drawer(std::int64_t count)
-        : loops_(draw_loops()),
-          num_tokens_(count),
-          row_{nullptr, count, 0, 0},
-          spans_(static_cast<std::size_t>((count + kSpan - 1) / kSpan)) {}
+    // The caller's thread's: memory that is asked for in each step is given in pages that cost more than a draw.
+    static Drawer& of_thread(std::int64_t num_tokens) {
+        static thread_local Drawer drawer;
+        drawer.loops_ = &draw_loops();
+        drawer.num_tokens_ = num_tokens;
+        drawer.spans_.resize(static_cast<std::size_t>((num_tokens + kSpan - 1) / kSpan));
+        return drawer;
+    }
 
     // Logits to be changed: a copy of x.
     float* copy(const float* x) {
-        changed_.assign(x, x + row_.count);
+        changed_.assign(x, x + num_tokens_);
         return changed_.data();
     }
 
     // Leaves of x what the mask allows, one beside the other: a draw asks for their order and for exact sums, so the
     // tokens between them are not missed, and costs what is left. Then `id_of` says which token is where.
     std::int64_t confine(const float* x, const std::int32_t* mask) {
-        open_.resize(static_cast<std::size_t>(num_tokens_ + 1));  // the last one is written and not kept
-        float* end = open_.data();
-        for (std::int64_t begin = 0; begin < num_tokens_; begin += kBits) {
-            std::uint32_t word = word_of(mask, begin);
-            const float* from = x + begin;
-            const int num = __builtin_popcount(word);
-            if (num < 8 || num > 28) {
-                while (word != 0) {  // run by run
-                    const int gap = __builtin_ctz(word);
-                    const int run = word == ~0U ? kBits : __builtin_ctz(~(word >> gap));
-                    end = std::copy_n(from + gap, run, end);
-                    from += gap + run;
-                    word = gap + run < kBits ? word >> (gap + run) : 0;
-                }
-            } else {
-                for (; word != 0; word >>= 1) {  // without a branch that no processor could foresee
-                    *end = *from++;
-                    end += word & 1;
-                }
-            }
-        }
-        row_.count = end - open_.data();
+        open_.resize(static_cast<std::size_t>(num_tokens_ + kSpare));
+        row_.count = loops_->leave(x, num_tokens_, mask, open_.data());
         return row_.count == 0 ? kNothingLeft : look_at(open_.data());
     }
 
@@ -139,7 +122,7 @@ class Drawer {
     // After `look`: the log probability of `token`, and the likeliest.
     void score(std::int64_t token, const Scores& scores, std::int64_t branch, std::int64_t num) {
         row_.factor = draw::factor_of(1);
-        const std::uint64_t total = loops_.sum_spans(row_, {kNever, kLastId, 0}, spans_.data());
+        const std::uint64_t total = loops_->sum_spans(row_, {kNever, kLastId, 0}, spans_.data());
         const double sum = std::log(std::ldexp(static_cast<double>(total), -draw::kWeightBits));
         const auto logprob = [&](std::int64_t id) {
             return static_cast<float>(static_cast<double>(row_.logits[id]) - static_cast<double>(row_.highest) - sum);
@@ -225,7 +208,7 @@ class Drawer {
 
     std::uint64_t sort_into(int num) {
         num_buckets_ = num;
-        return loops_.histogram(row_, num, buckets_.data(), counts_, masses_);
+        return loops_->histogram(row_, num, buckets_.data(), counts_, masses_);
     }
 
     // Ends `kept`, of `mass`, where its first tokens come to `target` by `amount` of a weight; `amounts`: the sums of
@@ -276,8 +259,8 @@ class Drawer {
     void collect(int bucket, const Kept& kept) {
         candidates_.clear();
         const std::uint16_t* buckets = buckets_.data();
-        for (std::int64_t id = loops_.next_in(buckets, 0, row_.count, bucket); id < row_.count;
-             id = loops_.next_in(buckets, id + 1, row_.count, bucket)) {
+        for (std::int64_t id = loops_->next_in(buckets, 0, row_.count, bucket); id < row_.count;
+             id = loops_->next_in(buckets, id + 1, row_.count, bucket)) {
             const Candidate each{row_.logits[id], id, draw::weight_of(row_.logits[id], row_.highest, row_.factor)};
             if (!before({kept.logit, kept.id, 0}, each)) {
                 candidates_.push_back(each);
@@ -286,7 +269,7 @@ class Drawer {
     }
 
     std::int64_t pick(const Kept& kept, std::uint64_t random) {
-        std::uint64_t place = draw::place_of(random, loops_.sum_spans(row_, kept, spans_.data()));
+        std::uint64_t place = draw::place_of(random, loops_->sum_spans(row_, kept, spans_.data()));
         std::size_t span = 0;
         while (place >= spans_[span]) {
             place -= spans_[span++];
@@ -307,8 +290,8 @@ class Drawer {
         const float* x = row_.logits;
         candidates_.clear();
         float least = kNever;
-        for (std::int64_t id = loops_.next_above(x, 0, row_.count, least); id < row_.count;
-             id = loops_.next_above(x, id + 1, row_.count, least)) {
+        for (std::int64_t id = loops_->next_above(x, 0, row_.count, least); id < row_.count;
+             id = loops_->next_above(x, id + 1, row_.count, least)) {
             candidates_.push_back({x[id], id, 0});
             if (candidates_.size() == 2 * num) {
                 least = shorten(num);
@@ -383,8 +366,8 @@ class Drawer {
         top_.clear();
         const float* x = row_.logits;
         float least = kNever;
-        for (std::int64_t id = num > 0 ? loops_.next_above(x, 0, row_.count, least) : row_.count; id < row_.count;
-             id = loops_.next_above(x, id + 1, row_.count, least)) {
+        for (std::int64_t id = num > 0 ? loops_->next_above(x, 0, row_.count, least) : row_.count; id < row_.count;
+             id = loops_->next_above(x, id + 1, row_.count, least)) {
             if (static_cast<std::int64_t>(top_.size()) == num) {
                 top_.pop_back();
             }
@@ -396,9 +379,9 @@ class Drawer {
         return top_;
     }
 
-    const DrawLoops& loops_;
-    const std::int64_t num_tokens_;  // of the vocabulary
-    DrawRow row_;                    // all of them, or those that a mask has left
+    const DrawLoops* loops_ = nullptr;
+    std::int64_t num_tokens_ = 0;  // of the vocabulary
+    DrawRow row_{};                // all of them, or those that a mask has left
     std::vector<float> changed_, open_;
     std::vector<std::uint64_t> spans_;
     std::vector<std::uint16_t> buckets_;
@@ -464,7 +447,7 @@ void sample(const TensorRef& ids, const TensorRef& logits, const Draws& draws, c
             const Scores& scores) {
     check::sample(ids, logits, draws, adjustments, scores);
     Pool::instance().run([&](PoolThread& thread) {
-        Drawer drawer(logits.shape[1]);
+        Drawer& drawer = Drawer::of_thread(logits.shape[1]);
         thread.each(ids.shape[0], [&](std::int64_t branch) {
             const float* x = logits.as<float>() + at<std::int64_t>(draws.rows, branch) * logits.stride[0];
             std::int64_t token = drawer.look(x);
@@ -504,7 +487,7 @@ void sample(const TensorRef& ids, const TensorRef& logits, const Draws& draws, c
 void score(const TensorRef& logits, const TensorRef& targets, const Scores& scores) {
     check::score(logits, targets, scores);
     Pool::instance().run([&](PoolThread& thread) {
-        Drawer drawer(logits.shape[1]);
+        Drawer& drawer = Drawer::of_thread(logits.shape[1]);
         thread.each(logits.shape[0], [&](std::int64_t row) {
             const std::int64_t best = drawer.look(logits.as<float>() + row * logits.stride[0]);
             best == kBadLogits

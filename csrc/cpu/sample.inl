@@ -1,5 +1,9 @@
 // The body of sample_*.cpp: plain loops over arrays of fixed length, which compilers turn into vector code. Everything
 // is static, so that no function compiled for AVX2 is called where there is no AVX2.
+#ifdef __AVX2__
+#include <immintrin.h>
+#endif
+
 #include <cstdint>
 #include <cstring>
 #include <limits>
@@ -120,10 +124,87 @@ std::int64_t next_in(const std::uint16_t* buckets, std::int64_t begin, std::int6
     return next(buckets, begin, count, [wanted](std::uint16_t each) { return each == wanted; });
 }
 
+// Of some logits those that have a bit, without a branch that no processor could foresee.
+float* leave_each(const float* from, std::uint32_t word, float* end) {
+    for (; word != 0; word >>= 1) {
+        *end = *from++;
+        end += word & 1;
+    }
+    return end;
+}
+
+#if defined(__AVX512F__)
+float* leave_word(const float* from, std::uint32_t word, float* end) {
+    for (int half = 0; half < 2; ++half, from += 16, word >>= 16) {
+        const auto bits = static_cast<std::uint16_t>(word);
+        _mm512_storeu_ps(end, _mm512_maskz_compress_ps(bits, _mm512_loadu_ps(from)));
+        end += __builtin_popcount(bits);
+    }
+    return end;
+}
+#elif defined(__AVX2__)
+// For each byte the places of its bits, one after another.
+struct Places {
+    constexpr Places() : of() {
+        for (int byte = 0; byte < 256; ++byte) {
+            for (int bit = 0, num = 0; bit < 8; ++bit) {
+                if ((byte >> bit & 1) != 0) {
+                    of[byte][num++] = static_cast<std::uint8_t>(bit);
+                }
+            }
+        }
+    }
+
+    alignas(8) std::uint8_t of[256][8];
+};
+
+float* leave_word(const float* from, std::uint32_t word, float* end) {
+    static constexpr Places kPlaces;
+    for (int some = 0; some < 4; ++some, from += 8, word >>= 8) {
+        const auto bits = static_cast<std::uint8_t>(word);
+        const __m128i places = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(kPlaces.of[bits]));
+        _mm256_storeu_ps(end, _mm256_permutevar8x32_ps(_mm256_loadu_ps(from), _mm256_cvtepu8_epi32(places)));
+        end += __builtin_popcount(bits);
+    }
+    return end;
+}
+#else
+float* leave_word(const float* from, std::uint32_t word, float* end) {
+    const int num = __builtin_popcount(word);
+    if (num >= 8 && num <= 28) {
+        return leave_each(from, word, end);
+    }
+    while (word != 0) {  // run by run
+        const int gap = __builtin_ctz(word);
+        const int run = word == ~0U ? 32 : __builtin_ctz(~(word >> gap));
+        std::memcpy(end, from + gap, static_cast<std::size_t>(run) * sizeof *end);
+        end += run;
+        from += gap + run;
+        word = gap + run < 32 ? word >> (gap + run) : 0;
+    }
+    return end;
+}
+#endif
+
+std::int64_t leave(const float* x, std::int64_t count, const std::int32_t* mask, float* left) {
+    float* end = left;
+    std::int64_t begin = 0;
+    for (; begin + 32 <= count; begin += 32) {
+        const auto word = static_cast<std::uint32_t>(mask[begin / 32]);
+        if (word != 0) {
+            end = leave_word(x + begin, word, end);
+        }
+    }
+    if (begin < count) {
+        end = leave_each(x + begin, static_cast<std::uint32_t>(mask[begin / 32]) & ~(~0U << (count - begin)), end);
+    }
+    return end - left;
+}
+
 }  // namespace
 
 const DrawLoops* OCTAVO_DRAW_LOOPS() {
-    static constexpr DrawLoops kLoops = {sum_spans, histogram, next_above, next_in};
+    static constexpr DrawLoops kLoops = {sum_spans, histogram, next_above, next_in, leave};
     return &kLoops;
 }
 
