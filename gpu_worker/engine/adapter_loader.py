@@ -2,7 +2,11 @@
 
 import asyncio
 import logging
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from pathlib import Path
 
+from gpu_worker.engine.adapter_files import AdapterFiles, FilePiece, TakenFiles
 from gpu_worker.engine.adapter_shelf import AdapterShelf
 from gpu_worker.engine.command_port import CommandPort
 from octavo.process.loop import shared
@@ -11,6 +15,7 @@ from octavo.request.errors import BadModel, Loading, ServingError
 log = logging.getLogger(__name__)
 
 PATIENCE_S = 1.0  # a router waits longer than that for the answer to an admission
+MAX_OPEN = 128  # adapters whose files stay open: the ones that came last
 
 
 class AdapterLoader:
@@ -21,6 +26,7 @@ class AdapterLoader:
         self._port = port
         self._one = asyncio.Lock()  # what is read comes on top of the memory for adapters
         self._loading: dict[str, asyncio.Task[None]] = {}
+        self._files: dict[str, AdapterFiles] = {}  # of adapters that are there, those that came last
 
     async def bring(self, digest: str, source: str) -> None:
         """Returns when the adapter is there. Does nothing for an empty digest.
@@ -40,15 +46,49 @@ class AdapterLoader:
         except TimeoutError:
             raise Loading(f"adapter {digest} is being read: place elsewhere, or retry") from None
 
+    def files_of(self, digest: str) -> AdapterFiles | None:
+        """The files of an adapter that is there; None: they are not open any more."""
+        return self._files.get(digest) if digest in self.shelf.digests else None
+
+    async def take_files(self, digest: str, pieces: AsyncIterator[FilePiece]) -> None:
+        """Brings an adapter into memory whose files another worker sends. Raises as `bring` does, whatever it takes."""
+        if digest in self.shelf.digests:
+            return
+        max_bytes = self.shelf.max_file_bytes
+        self.shelf.memory()  # before anything is read
+        with TakenFiles(max_bytes) as taken:
+            await self._load(digest, str(await taken.write(pieces)))
+
+    def _keep_open(self, digest: str, files: AdapterFiles | None) -> None:
+        if files is not None:
+            self._close(digest)
+            self._files[digest] = files
+        for each in [each for each in self._files if each not in self.shelf.digests]:
+            self._close(each)
+        while len(self._files) > MAX_OPEN:
+            self._close(next(iter(self._files)))
+
+    def _close(self, digest: str) -> None:
+        if (files := self._files.pop(digest, None)) is not None:
+            files.close()
+
     async def _load(self, digest: str, source: str) -> None:
         """Whatever goes wrong is said of the adapter: a router that gets no answer would ask for ever."""
+        files: AdapterFiles | None = None
         async with self._one:
             try:
                 await self._port.ask(lambda _: self.shelf.require_room(digest))
+                with suppress(OSError):  # what reads them says what is wrong
+                    files = AdapterFiles(Path(source))
                 adapter = await asyncio.to_thread(self.shelf.read, source, digest)
                 await self._port.ask(lambda _: self.shelf.put(adapter))
+                self._keep_open(digest, files)
+                files = None
             except ServingError:
                 raise
             except Exception as error:  # such as no memory on the device
                 log.exception("the adapter %s cannot be brought into memory", source)
                 raise BadModel(f"{source}: cannot be brought into memory: {error!r}"[:500]) from error
+            finally:
+                if files is not None:
+                    files.close()

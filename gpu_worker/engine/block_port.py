@@ -6,11 +6,12 @@ It lives on the event loop. All that is obtained here is given back if its calle
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from collections.abc import Sequence as Seq
 from concurrent.futures import Future
 from typing import TypeVar
 
+from gpu_worker.engine.adapter_files import AdapterFiles, FilePiece
 from gpu_worker.engine.adapter_loader import AdapterLoader
 from gpu_worker.engine.command_port import CommandPort, log_failure
 from gpu_worker.engine.picture_loader import PictureLoader
@@ -129,6 +130,16 @@ class BlockPort:
             raise
         except ServingError as error:
             raise CannotMove(f"its adapter is not there: {error.message}", cause="adapter") from error
+
+    def adapter_files(self, digest: str) -> AdapterFiles | None:
+        """The files of an adapter that is here; None: they are not open."""
+        return self._adapters.files_of(digest) if self._adapters is not None else None
+
+    async def take_adapter(self, digest: str, pieces: AsyncIterator[FilePiece]) -> None:
+        """Brings an adapter into memory whose files another worker sends. Raises as `bring_adapter` does."""
+        if self._adapters is None:
+            raise CannotMove("no adapter runs on this worker", cause="adapter")
+        await self._adapters.take_files(digest, pieces)
 
     async def bring_pictures(self, admission: Admission) -> None:
         """Brings the pictures of a sequence that is to come into memory. Raises as `bring_adapter` does."""

@@ -1,7 +1,9 @@
 """The Transfer service: what other workers call when a sequence moves here, or when they lack blocks."""
 
+from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
+from gpu_worker.engine.adapter_files import FilePiece
 from gpu_worker.migration.blocks.frames import SECRET_BYTES
 from gpu_worker.migration.calls.standby_calls import (
     MOST_HISTORIES,
@@ -80,6 +82,17 @@ class TransferService(transfer_pb2_grpc.TransferServicer):
     async def Abort(self, request: transfer_pb2.AbortRequest, context: "Context") -> transfer_pb2.AbortResponse:
         await self._target.abort(request.ticket)
         return transfer_pb2.AbortResponse()
+
+    async def GiveAdapter(
+        self, requests: AsyncIterator[transfer_pb2.GiveAdapterRequest], context: "Context"
+    ) -> transfer_pb2.GiveAdapterResponse:
+        target, first = self._target, await anext(requests, None)
+        if first is None or not first.digest:
+            raise InvalidArgument("digest", "is empty: name the adapter in the first message")
+        validation.validate_adapter(first.digest, "given")
+        pieces = (FilePiece(each.name, each.data) async for each in requests)
+        await target.take_adapter(first.digest, first.model_fingerprint, pieces)
+        return transfer_pb2.GiveAdapterResponse()
 
     async def Fetch(self, request: transfer_pb2.FetchRequest, context: "Context") -> transfer_pb2.FetchResponse:
         supplier = self._required_supplier()

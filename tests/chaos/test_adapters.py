@@ -163,3 +163,27 @@ async def test_a_worker_that_cannot_read_an_adapter_says_why(cluster: Cluster, f
     async with cluster.client() as client:
         with pytest.raises(ServingError, match=r"no adapter_config\.json there"):
             await Stream("gone", [1, 2, 3], SamplingParams(max_tokens=3)).read(client)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+async def test_a_stream_moves_to_a_worker_that_cannot_read_its_adapter(
+    cluster: Cluster, folders: Path, tmp_path: Path
+) -> None:
+    """The source has it in memory, and gives it. So does the worker that it was given to."""
+    lent = tmp_path / "lent"
+    shutil.copytree(folders / f"a{NUM_ADAPTERS + 1}", lent)
+    add(cluster, "lent", lent)
+    moved, alone = (Stream("lent", list(range(30)), PARAMS) for _ in range(2))
+    async with cluster.client() as client:
+        reading = asyncio.create_task(moved.read(client))
+        await moved.has(20)
+        shutil.rmtree(lent)
+        for count in (1, 2):
+            request = admin_pb2.MigrateRequest(request_id=moved.name)
+            await asyncio.to_thread(cluster.admin().Migrate, request, timeout=20)
+            await moved.has(len(moved.tokens) + 20)
+            assert (await timelines(cluster, [moved]))[0].count("migrated") == count
+        await reading
+        await alone.read(client)
+    assert (moved.tokens, moved.scores) == (alone.tokens, alone.scores)

@@ -3,13 +3,15 @@
 A call raises a ServingError: what the target has answered, or Unreachable where no answer came in time.
 """
 
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
 import grpc
 
+from gpu_worker.engine.adapter_files import FilePiece
 from gpu_worker.migration.blocks.frames import SECRET_BYTES
 from gpu_worker.migration.calls.standby_calls import HistoryState, StandbyRequest
 from gpu_worker.scheduling.block_exchange import WantedBlock
@@ -26,6 +28,7 @@ HASH_BYTES = 16
 PREPARE_S = 2.0  # the target reads the record, and its engine ends a step before it reserves
 EXTEND_S = 2.0
 ABORT_S = 1.0
+GIVE_S = 60.0  # files of an adapter, at most some gigabytes
 STANDBY_S = 2.0
 
 
@@ -122,6 +125,17 @@ class TransferClient:
         return MigrationReservation(
             answer.ticket, answer.secret, answer.ttl_ms, answer.port, wanted, answer.num_blocks, tails
         )
+
+    async def give_adapter(self, digest: str, fingerprint: str, pieces: Iterator[FilePiece]) -> None:
+        """Sends the files of an adapter, so that the target has it in memory."""
+
+        async def messages() -> AsyncIterator[transfer_pb2.GiveAdapterRequest]:
+            yield transfer_pb2.GiveAdapterRequest(digest=digest, model_fingerprint=fingerprint)
+            while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
+                yield transfer_pb2.GiveAdapterRequest(name=piece.name, data=piece.data)
+
+        with in_time("GiveAdapter"):
+            await self._stub.GiveAdapter(messages(), timeout=GIVE_S)
 
     async def extend(self, ticket: int) -> list[WantedBlock]:
         """Reserves blocks for the tokens that the journals have got since.

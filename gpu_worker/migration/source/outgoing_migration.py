@@ -105,6 +105,7 @@ class OutgoingMigration:
         self._num_waiting = num_waiting
         self._may_be_frozen = False
         self._finish_sent = False
+        self._lora = ""  # digest of its adapter
         self._num_asked: list[int] = []  # full blocks of each branch when the target was last asked
         self._stopped_at = 0.0
         self._tail_indexes: dict[int, int] = {}  # in the ticket, by branch
@@ -201,7 +202,7 @@ class OutgoingMigration:
             record = snapshot.record if snapshot else None
             if record is None or (record.state, record.owner, record.epoch) != (SequenceState.RUNNING, me, self.epoch):
                 raise SequenceGone
-            number = record.mig_number + 1
+            number, self._lora = record.mig_number + 1, record.lora
             begin = partial(store.mig_begin, self._seq_id, self.epoch, number, target.incarnation)
             reply = await until_answered(begin, patience_s=STORE_PATIENCE_S, what="a migration")
             if reply.status in (MigrateStatus.OK, MigrateStatus.SAME):
@@ -270,13 +271,16 @@ class OutgoingMigration:
         worker, info = self._worker, self._worker.blocks.info
         self._num_asked = self._num_full_blocks()
         going = [index for index, branch in enumerate(self._log.branches) if not branch.ended]
+        asked = MigrationRequest(
+            *(self._seq_id, self.epoch, number, worker.incarnation), *(info.fingerprint, info.layout, info.numerics)
+        )
         try:
-            held = await connection.client.prepare(
-                MigrationRequest(
-                    *(self._seq_id, self.epoch, number, worker.incarnation),
-                    *(info.fingerprint, info.layout, info.numerics),
-                )
-            )
+            try:
+                held = await connection.client.prepare(asked)
+            except ServingError as error:
+                if not await self._give_adapter(connection, error):
+                    raise
+                held = await connection.client.prepare(asked)
         except ServingError as error:
             if error.code in REFUSED_BY_TARGET:
                 raise TargetRefused(error) from error
@@ -292,6 +296,17 @@ class OutgoingMigration:
             worker.connections.abort_ticket(connection.target, held.ticket)
             raise
         return held
+
+    async def _give_adapter(self, connection: TargetConnection, refusal: ServingError) -> bool:
+        """Whether the target lacked the adapter, and has it now."""
+        if (
+            refusal.metadata.get("cause") != "adapter"
+            or (files := self._worker.blocks.adapter_files(self._lora)) is None
+        ):
+            return False
+        await connection.client.give_adapter(self._lora, self._worker.blocks.info.fingerprint, files.pieces())
+        log.info("sequence %s: the target got the adapter %s from here", self._seq_id, self._lora)
+        return True
 
     async def _copy(self, connection: TargetConnection, held: MigrationReservation, sender: TicketSender) -> None:
         """Sends full blocks while the sequence runs, until the target lacks one of each branch at most.

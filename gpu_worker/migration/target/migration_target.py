@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, TypeVar
 
+from gpu_worker.engine.adapter_files import FilePiece
 from gpu_worker.engine.block_port import BlockPort
 from gpu_worker.engine.worker_watch import WorkerWatch
 from gpu_worker.migration.blocks.block_listener import BlockListener
@@ -26,7 +27,15 @@ from gpu_worker.scheduling.block_exchange import WantedBlock
 from gpu_worker.steps.runner import BlockMemory
 from octavo.process import failpoints
 from octavo.process.loop import shared
-from octavo.request.errors import CannotMove, Draining, NotFound, OutOfBlocks, StoreUnavailable, TooManyMoves
+from octavo.request.errors import (
+    CannotMove,
+    Draining,
+    Mismatch,
+    NotFound,
+    OutOfBlocks,
+    StoreUnavailable,
+    TooManyMoves,
+)
 from octavo.request.ids import Incarnation, SequenceId
 from octavo.store.base import Store
 
@@ -100,6 +109,15 @@ class MigrationTarget:
         if migration.preparing is None:
             raise unknown_ticket(migration.number)
         return await outcome_of(migration.preparing)
+
+    async def take_adapter(self, digest: str, fingerprint: str, pieces: AsyncIterator[FilePiece]) -> None:
+        """Brings an adapter into memory whose files a source sends. Raises CannotMove, Mismatch, Draining, OutOfBlocks,
+        InvalidArgument, TooLarge, or why it cannot run here.
+        """
+        self._refuse_draining()
+        if fingerprint != self._blocks.info.fingerprint:
+            raise Mismatch(f"this worker serves {self._blocks.info.fingerprint}, the other one {fingerprint}")
+        await self._blocks.take_adapter(digest, pieces)
 
     async def extend(self, ticket: int) -> list[WantedBlock]:
         """Holds blocks for the tokens that the journal has got, and returns all blocks that have not come.

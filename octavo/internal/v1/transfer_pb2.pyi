@@ -105,6 +105,22 @@ class AbortResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class GiveAdapterRequest(_message.Message):
+    __slots__ = ("digest", "model_fingerprint", "name", "data")
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    digest: str
+    model_fingerprint: str
+    name: str
+    data: bytes
+    def __init__(self, digest: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., name: _Optional[str] = ..., data: _Optional[bytes] = ...) -> None: ...
+
+class GiveAdapterResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class FetchRequest(_message.Message):
     __slots__ = ("target", "model_fingerprint", "kv_layout", "ticket", "secret", "port", "wanted", "numerics", "standby")
     TARGET_FIELD_NUMBER: _ClassVar[int]

@@ -59,6 +59,11 @@ class TransferStub(object):
                 request_serializer=octavo_dot_internal_dot_v1_dot_transfer__pb2.AbortRequest.SerializeToString,
                 response_deserializer=octavo_dot_internal_dot_v1_dot_transfer__pb2.AbortResponse.FromString,
                 _registered_method=True)
+        self.GiveAdapter = channel.stream_unary(
+                '/octavo.internal.v1.Transfer/GiveAdapter',
+                request_serializer=octavo_dot_internal_dot_v1_dot_transfer__pb2.GiveAdapterRequest.SerializeToString,
+                response_deserializer=octavo_dot_internal_dot_v1_dot_transfer__pb2.GiveAdapterResponse.FromString,
+                _registered_method=True)
         self.Fetch = channel.unary_unary(
                 '/octavo.internal.v1.Transfer/Fetch',
                 request_serializer=octavo_dot_internal_dot_v1_dot_transfer__pb2.FetchRequest.SerializeToString,
@@ -136,6 +141,20 @@ class TransferServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GiveAdapter(self, request_iterator, context):
+        """Sends the files of a low-rank adapter that the caller has in memory, because Prepare has said (cause "adapter") that
+        the target cannot bring it there: where the record says, the target has no files, or others. The target takes the
+        digest again. Idempotent.
+
+        * INVALID_ARGUMENT: no digest, or a file that no adapter has.
+        * FAILED_PRECONDITION: another model, no adapter runs there, or the files have another digest.
+        * RESOURCE_EXHAUSTED: no room for it, or it is too large.
+        * UNAVAILABLE: the target drains, or its model is still loading.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Fetch(self, request, context):
         """Asks a worker for blocks of its prefix cache: it sends those that it has on a ticket of the caller, and answers when
         the caller has them.
@@ -198,6 +217,11 @@ def add_TransferServicer_to_server(servicer, server):
                     servicer.Abort,
                     request_deserializer=octavo_dot_internal_dot_v1_dot_transfer__pb2.AbortRequest.FromString,
                     response_serializer=octavo_dot_internal_dot_v1_dot_transfer__pb2.AbortResponse.SerializeToString,
+            ),
+            'GiveAdapter': grpc.stream_unary_rpc_method_handler(
+                    servicer.GiveAdapter,
+                    request_deserializer=octavo_dot_internal_dot_v1_dot_transfer__pb2.GiveAdapterRequest.FromString,
+                    response_serializer=octavo_dot_internal_dot_v1_dot_transfer__pb2.GiveAdapterResponse.SerializeToString,
             ),
             'Fetch': grpc.unary_unary_rpc_method_handler(
                     servicer.Fetch,
@@ -328,6 +352,33 @@ class Transfer(object):
             '/octavo.internal.v1.Transfer/Abort',
             octavo_dot_internal_dot_v1_dot_transfer__pb2.AbortRequest.SerializeToString,
             octavo_dot_internal_dot_v1_dot_transfer__pb2.AbortResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GiveAdapter(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_unary(
+            request_iterator,
+            target,
+            '/octavo.internal.v1.Transfer/GiveAdapter',
+            octavo_dot_internal_dot_v1_dot_transfer__pb2.GiveAdapterRequest.SerializeToString,
+            octavo_dot_internal_dot_v1_dot_transfer__pb2.GiveAdapterResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -53,7 +53,7 @@ _TABLE: dict[str, dict[tuple[str, ...], frozenset[PeerRole]]] = {
         ("Schedule", "Step", "Swap", "Migrate", "Cancel", "Pool", "Keep"): _ROUTER,
     },
     "octavo.internal.v1.Transfer": {
-        ("Prepare", "Extend", "Finish", "Abort", "Fetch", "ListHot", "Standby"): _WORKER,
+        ("Prepare", "Extend", "Finish", "Abort", "GiveAdapter", "Fetch", "ListHot", "Standby"): _WORKER,
     },
     "grpc.health.v1.Health": {("Check", "List", "Watch"): _EVERYBODY},
     "grpc.reflection.v1.ServerReflection": {("ServerReflectionInfo",): _CALLERS},
