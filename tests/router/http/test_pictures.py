@@ -261,6 +261,8 @@ async def test_streams_survive_what_happens_to_workers(world, call, templates):
     expected = (await call("POST", RESPONSES, responses_body("see ", ONE, OTHER, **long))).object
     name = {"idempotency-key": "moved"}
     body = responses_body("see ", ONE, OTHER, background=True, **long)
+    for runner in world.runners:
+        runner.step_s = 0.05  # a busy machine does not reach its end before it moves
     moving = (await call("POST", RESPONSES, body, **name)).object["id"]
     await world.until(lambda: len(world.entry(moving).journals[0]) > 20)
 
@@ -274,6 +276,8 @@ async def test_streams_survive_what_happens_to_workers(world, call, templates):
     num_tokens = len(world.entry(moving).journals[0])
     await world.until(lambda: len(world.entry(moving).journals[0]) > num_tokens + 20)
     await world.kill(owner())
+    for runner in world.runners:
+        runner.step_s = 0.001
     await world.until(lambda: world.entry(moving).record.state.ended, timeout_s=60)
     told = (await call("GET", f"{RESPONSES}/{moving}")).object
     assert text_of(RESPONSES, told) == text_of(RESPONSES, expected)
