@@ -7,10 +7,10 @@ gets them takes the digest again.
 import asyncio
 import os
 import tempfile
+import weakref
 from collections.abc import AsyncIterator, Iterator
-from contextlib import ExitStack
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import NamedTuple
 
 from octavo.model_files.lora_files import CONFIG, MAX_HEADER, WEIGHTS, files_of
 from octavo.request.errors import InvalidArgument, TooLarge
@@ -27,35 +27,27 @@ class FilePiece(NamedTuple):
 
 
 class AdapterFiles:
-    """Open until `close`. Any thread."""
+    """Open as long as this object lives. Any thread."""
 
     def __init__(self, source: Path) -> None:
         """Raises OSError if one of them is not there."""
-        with ExitStack() as opened:
-            self._files = {_name_of(path): opened.enter_context(path.open("rb")) for path in files_of(source)}
-            self._opened = opened.pop_all()
+        self._opened: dict[str, int] = {}
+        weakref.finalize(self, _close, self._opened)
+        for path in files_of(source):
+            self._opened[GGUF if path.suffix == ".gguf" else path.name] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
     def pieces(self) -> Iterator[FilePiece]:
-        """What they have. It may be read after `close`, too."""
-        return _read({name: os.fdopen(os.dup(file.fileno()), "rb") for name, file in self._files.items()})
-
-    def close(self) -> None:
-        self._opened.close()
-
-
-def _name_of(path: Path) -> str:
-    return GGUF if path.suffix == ".gguf" else path.name
-
-
-def _read(files: dict[str, BinaryIO]) -> Iterator[FilePiece]:
-    with ExitStack() as opened:
-        for file in files.values():
-            opened.enter_context(file)
-        for name, file in files.items():
+        """What they have."""
+        for name, file in self._opened.items():
             place = 0
-            while data := os.pread(file.fileno(), PIECE_BYTES, place):  # copies of a descriptor share a place
+            while data := os.pread(file, PIECE_BYTES, place):  # others may read at the same time
                 yield FilePiece(name, data)
                 place += len(data)
+
+
+def _close(opened: dict[str, int]) -> None:
+    for file in opened.values():
+        os.close(file)
 
 
 class TakenFiles:

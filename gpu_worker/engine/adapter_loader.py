@@ -60,17 +60,11 @@ class AdapterLoader:
             await self._load(digest, str(await taken.write(pieces)))
 
     def _keep_open(self, digest: str, files: AdapterFiles | None) -> None:
+        there = set(self.shelf.digests)
+        kept = [(each, opened) for each, opened in self._files.items() if each in there]
+        self._files = dict(kept[1 - MAX_OPEN :])
         if files is not None:
-            self._close(digest)
             self._files[digest] = files
-        for each in [each for each in self._files if each not in self.shelf.digests]:
-            self._close(each)
-        while len(self._files) > MAX_OPEN:
-            self._close(next(iter(self._files)))
-
-    def _close(self, digest: str) -> None:
-        if (files := self._files.pop(digest, None)) is not None:
-            files.close()
 
     async def _load(self, digest: str, source: str) -> None:
         """Whatever goes wrong is said of the adapter: a router that gets no answer would ask for ever."""
@@ -83,12 +77,8 @@ class AdapterLoader:
                 adapter = await asyncio.to_thread(self.shelf.read, source, digest)
                 await self._port.ask(lambda _: self.shelf.put(adapter))
                 self._keep_open(digest, files)
-                files = None
             except ServingError:
                 raise
             except Exception as error:  # such as no memory on the device
                 log.exception("the adapter %s cannot be brought into memory", source)
                 raise BadModel(f"{source}: cannot be brought into memory: {error!r}"[:500]) from error
-            finally:
-                if files is not None:
-                    files.close()

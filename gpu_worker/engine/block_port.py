@@ -6,7 +6,7 @@ It lives on the event loop. All that is obtained here is given back if its calle
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from concurrent.futures import Future
 from typing import TypeVar
@@ -30,6 +30,17 @@ from octavo.request.ids import BlockHash, SequenceId
 from octavo.request.record import Admission
 
 T = TypeVar("T")
+
+
+@contextlib.contextmanager
+def _cannot_move_without(what: str) -> Iterator[None]:
+    """For a sequence that needs something of this worker: why it cannot have it, unless that passes."""
+    try:
+        yield
+    except (Loading, OutOfBlocks):
+        raise
+    except ServingError as error:
+        raise CannotMove(f"its {what} cannot be here: {error.message}", cause=what) from error
 
 
 class BlockPort:
@@ -121,15 +132,11 @@ class BlockPort:
         """Brings the adapter of a sequence that is to come into memory. Raises CannotMove if it cannot run here, and
         Loading or OutOfBlocks if it cannot now: the sequence may be tried again.
         """
-        try:
+        with _cannot_move_without("adapter"):
             if admission.lora and self._adapters is None:
                 raise Unimplemented("no adapter runs on this worker")
             if self._adapters is not None:
                 await self._adapters.bring(admission.lora, admission.lora_source)
-        except (Loading, OutOfBlocks):
-            raise
-        except ServingError as error:
-            raise CannotMove(f"its adapter is not there: {error.message}", cause="adapter") from error
 
     def adapter_files(self, digest: str) -> AdapterFiles | None:
         """The files of an adapter that is here; None: they are not open."""
@@ -137,22 +144,19 @@ class BlockPort:
 
     async def take_adapter(self, digest: str, pieces: AsyncIterator[FilePiece]) -> None:
         """Brings an adapter into memory whose files another worker sends. Raises as `bring_adapter` does."""
-        if self._adapters is None:
-            raise CannotMove("no adapter runs on this worker", cause="adapter")
-        await self._adapters.take_files(digest, pieces)
+        with _cannot_move_without("adapter"):
+            if self._adapters is None:
+                raise Unimplemented("no adapter runs on this worker")
+            await self._adapters.take_files(digest, pieces)
 
     async def bring_pictures(self, admission: Admission) -> None:
         """Brings the pictures of a sequence that is to come into memory. Raises as `bring_adapter` does."""
         pictures = parse_pictures(admission.pictures)
-        try:
+        with _cannot_move_without("pictures"):
             if pictures and self._pictures is None:
                 raise Unimplemented("no picture is encoded on this worker")
             if self._pictures is not None:
                 await self._pictures.bring(admission.seq_id, pictures, admission.salt)
-        except (Loading, OutOfBlocks):
-            raise
-        except ServingError as error:
-            raise CannotMove(f"its pictures are not there: {error.message}", cause="pictures") from error
 
     def branch_hashes(self, admission: Admission, known: Seq[Seq[BlockHash]] = ()) -> list[list[BlockHash]]:
         """The hashes of the blocks that the owner of a sequence has computed, of each branch that goes on.

@@ -243,7 +243,7 @@ async def test_a_sequence_that_comes_may_be_tried_again_while_its_adapter_has_no
     await port.bring_adapter(admission)
     with pytest.raises(OutOfBlocks):
         await port.bring_adapter(replace(admission, lora="b"))
-    with pytest.raises(CannotMove, match="its adapter is not there: there is nothing"):
+    with pytest.raises(CannotMove, match="its adapter cannot be here: there is nothing"):
         await port.bring_adapter(replace(admission, lora="c", lora_source="nowhere"))
     monkeypatch.setattr(adapter_loader, "PATIENCE_S", 0.05)
     memory.gate.clear()
