@@ -2,6 +2,7 @@
 
 import asyncio
 import shutil
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -187,3 +188,38 @@ async def test_a_stream_moves_to_a_worker_that_cannot_read_its_adapter(
         await reading
         await alone.read(client)
     assert (moved.tokens, moved.scores) == (alone.tokens, alone.scores)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+async def test_none_of_a_thousand_streams_mixes_versions_of_a_name(cluster: Cluster, folders: Path) -> None:
+    """The name gets another adapter all the while, over both routers. Each stream has the output of one of them."""
+    prompt, params = list(range(40)), SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
+    versions = [f"a{number}" for number in range(4)]
+    async with cluster.client() as client:
+        alone = [Stream(name, prompt, params) for name in versions]
+        for stream in alone:
+            await stream.read(client)
+        outputs = [tuple(stream.tokens) for stream in alone]
+        assert len(set(outputs)) == len(versions)
+        await asyncio.to_thread(add, cluster, "shared", folders / versions[0])
+        streams = [Stream("shared", prompt, params) for _ in range(1000)]
+        num_replaced = 0
+
+        async def replace() -> None:
+            nonlocal num_replaced
+            while True:
+                num_replaced += 1
+                source = str(folders / versions[num_replaced % len(versions)])
+                request = admin_pb2.AddAdapterRequest(name="shared", source=source)
+                await asyncio.to_thread(cluster.admin(num_replaced % 2).AddAdapter, request, timeout=20)
+
+        replacing = asyncio.create_task(replace())
+        async with asyncio.TaskGroup() as group:
+            for stream in streams:
+                group.create_task(stream.read(client))
+                await asyncio.sleep(0.005)
+        replacing.cancel()
+    seen = Counter(outputs.index(tuple(stream.tokens)) for stream in streams)
+    print(dict(seen), num_replaced)
+    assert num_replaced > 10 and len(seen) == len(versions)
