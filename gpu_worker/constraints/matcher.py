@@ -50,7 +50,7 @@ class Matcher:
         if self._failure is not None:
             room.write(bytes(room.size))
         elif foresee and len(forced := self._matcher.compute_ff_tokens()) > 1:
-            self._foreseen = (self._num_matched, forced, self.draft_masks(forced))
+            self._foreseen = (self._num_matched, forced, self._masks_after(forced))
         return room
 
     @property
@@ -70,14 +70,14 @@ class Matcher:
             self._catch_up(tokens[num_prompt + self._num_matched :])
         return [] if self._failure is not None else list(self._matcher.compute_ff_tokens())
 
-    def draft_masks(self, drafts: Sequence[int]) -> list[Mask]:
-        """What may come after each of the tokens that may come next. It ends before the first one that may not.
+    def draft_masks(self, tokens: Sequence[int], num_prompt: int, drafts: Sequence[int]) -> list[Mask]:
+        """What may come after a branch's tokens and each of the drafts. It ends before the first one that may not."""
+        if self._failure is None:
+            self._catch_up(tokens[num_prompt + self._num_matched :])
+        return self._masks_after(drafts) if self._failure is None else []
 
-        The matcher has caught up on the branch's tokens.
-        """
+    def _masks_after(self, drafts: Sequence[int]) -> list[Mask]:
         masks: list[Mask] = []
-        if self._failure is not None:
-            return masks
         ahead = self._matcher.deep_copy()
         for token in drafts:
             if ahead.try_consume_tokens([token]) != 1 or ahead.is_stopped():

@@ -68,7 +68,7 @@ class DraftPlanner:
         tokens = tokens[: next((place for place, draft in enumerate(tokens) if draft in branch.stops), None)]
         masks = drafts.masks or []
         if tokens and branch.matcher is not None and drafts.masks is None:
-            masks = branch.matcher.draft_masks(tokens)
+            masks = branch.matcher.draft_masks(branch.tokens, branch.num_prompt, tokens)
             tokens = tokens[: len(masks)]
         count = self._take_slots(branch, len(tokens), len(plan.chunks))
         if count:

@@ -72,15 +72,17 @@ def test_what_comes_after_drafts_is_what_comes_after_tokens(grammars, constraint
             drafts = (
                 [*forced, *rng.choices(range(1, 128), k=3)] if forced else [rng.choice(choices), rng.randrange(1, 128)]
             )
-            masks = live.draft_masks(drafts)
+            masks = live.draft_masks(tokens, 0, drafts)
             for place, mask in enumerate(masks):
                 assert mask == grammar.matcher().mask([*tokens, *drafts[: place + 1]], 0)
-            going_on = len(live.draft_masks(forced))
+            going_on = len(live.draft_masks(tokens, 0, forced))
             assert live.mask(tokens, 0, foresee=True) == grammar.matcher().mask(tokens, 0)
             tokens.append(rng.choice([token for token in choices if token]))
             ahead, masks = live.foreseen(tokens, 0)
             assert ahead == forced[1:going_on]
             assert masks == [grammar.matcher().mask([*tokens, *ahead[:end]], 0) for end in range(1, len(ahead) + 1)]
+            fresh = grammar.matcher().draft_masks(tokens, 0, [choices[0], 2])
+            assert live.draft_masks(tokens, 0, [choices[0], 2]) == fresh  # it catches up by itself
             assert live.foreseen([*tokens, 1], 0) == live.foreseen([*tokens[:-1], 127], 0) == ([], [])
     assert num_forced or constraint.shape in (Shape.JSON_OBJECT, Shape.REGEX, Shape.LARK)
 

@@ -42,7 +42,8 @@ def model(*, defined: bool = False) -> ModelRunner:
     )
 
 
-def some_params(rng: random.Random) -> SamplingParams:
+def some_params(rng: random.Random, constrained: float) -> SamplingParams:
+    """`constrained`: how many of them have a constraint."""
     changes = {
         "repetition_penalty": 1.3,
         "frequency_penalty": 0.4,
@@ -61,7 +62,7 @@ def some_params(rng: random.Random) -> SamplingParams:
     some = {name: value for name, value in changes.items() if rng.random() < 0.25}
     if "thinking_budget" in some:
         some["thinking_end_ids"] = (60, 61, 62)
-    if rng.random() < 0.4:
+    if rng.random() < constrained:
         some["constraint"] = any_constraint(rng)
     several = "n" in some or "best_of" in some
     temperature = rng.choice([0.7, 1.3] if several else [0.0, 0.7, 1.3])
@@ -95,7 +96,7 @@ def answers(runner, seed: int, known: dict[str, Answer] | None) -> tuple[dict[st
     if known is not None:
         bench.scheduler._planner.drafts._look_up = guess
     for number in range(14):
-        params = some_params(rng)
+        params = some_params(rng, constrained=0.9 if seed % 2 else 0.4)
         prompt = [rng.randrange(VOCAB) for _ in range(rng.choice([1, 7, 8, 20]))]
         sequence = bench.new(f"r{number}", prompt, params)
         sequence.grammar = grammars.compile(params.constraint) if params.constraint is not None else None
