@@ -8,7 +8,7 @@ from octavo.request import limits
 from octavo.request.errors import FieldViolation, InvalidArgument, ViolationCollector
 from octavo.request.limits import NumberRange
 from octavo.request.sampling_validation import check_number
-from router.http.bodies.unknown_fields import MAX_NAMED, ClientBody, shown_name
+from router.http.bodies.unknown_fields import MAX_NAMED, ClientBody, refusal_of, shown_name
 
 T = TypeVar("T")
 
@@ -87,7 +87,7 @@ class FieldReader:
         """Refuses what has not been taken: a field that changes the answer must not be dropped in silence."""
         rest = [name for name, value in self._fields.items() if not (self._is_top and self._body.ignores(name, value))]
         for name in rest[:MAX_NAMED]:
-            self.refuse(shown_name(name), "is not supported; leave it out")
+            self.refuse(shown_name(name), refusal_of(name) if self._is_top else refusal_of(""))
         self._fields.clear()
 
     def _run(self, check: Callable[..., T], name: str, *arguments: Any) -> T | None:

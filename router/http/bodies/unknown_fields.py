@@ -61,6 +61,27 @@ HARMLESS: Mapping[str, Sequence[object]] = {
     "top_n_sigma": (-1,),
     "typ_p": (1,),
 }
+# What other servers call what has another name here.
+INSTEAD: Mapping[str, str] = {
+    "guided_json": "structured_outputs.json",
+    "guided_regex": "structured_outputs.regex",
+    "guided_choice": "structured_outputs.choice",
+    "guided_grammar": "structured_outputs.grammar",
+    "ebnf": "structured_outputs.grammar",
+    "grammar": "structured_outputs.grammar",
+    "json_schema": "response_format",
+    "regex": "structured_outputs.regex",
+    "max_new_tokens": "max_tokens",
+    "n_predict": "max_tokens",
+    "repeat_penalty": "repetition_penalty",
+    "typ_p": "typical_p",
+}
+
+
+def refusal_of(name: str) -> str:
+    """What is said of a field that changes the answer elsewhere."""
+    instead = INSTEAD.get(name)
+    return f"is not supported; say {instead}" if instead else "is not supported; leave it out"
 
 
 class ClientBody(dict[str, Any]):

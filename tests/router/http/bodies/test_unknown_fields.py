@@ -5,7 +5,7 @@ import pytest
 from octavo.request.errors import InvalidArgument
 from router.http.bodies.chat_body import read_chat
 from router.http.bodies.completion_body import read_completion
-from router.http.bodies.unknown_fields import ANY, HARMLESS, WARN, ClientBody
+from router.http.bodies.unknown_fields import ANY, HARMLESS, INSTEAD, WARN, ClientBody
 
 PATH = "/v1/completions"
 BODY = {"prompt": "x", "max_tokens": 2}
@@ -27,6 +27,16 @@ def test_harmless_fields_are_read_by_nobody_and_named(read, base):
         for value in (0.5, "x", [], {}):
             with pytest.raises(InvalidArgument, match=f"^{name}: is not supported"):
                 read(ClientBody({**base, name: value}))
+
+
+@pytest.mark.parametrize(("name", "instead"), INSTEAD.items())
+def test_what_others_call_otherwise_is_refused_with_its_name_here(name: str, instead: str) -> None:
+    with pytest.raises(InvalidArgument, match=f"^{name}: is not supported; say {instead}$"):
+        read_completion(ClientBody({"prompt": "x", name: "y"}))
+    if instead != "response_format":  # of chats
+        head, _, field = instead.partition(".")
+        value = {"choice": ["a"], "json": {}, "regex": "a", "grammar": 'start: "a"'}.get(field, 1)
+        read_completion(ClientBody({"prompt": "x", head: {field: value} if field else value}))
 
 
 @pytest.mark.parametrize(("read", "base"), BASES)
