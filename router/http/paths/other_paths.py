@@ -2,7 +2,7 @@
 
 COMPLETIONS = "use /v1/completions"
 CHATS = "use /v1/chat/completions"
-TEXT_ALONE = "octavo takes and makes text alone"
+TEXT_ALONE = "octavo takes text and pictures, and makes text"
 NO_FILES = "octavo keeps no files, batches or conversations; send each request by itself"
 GENERATES = "octavo serves models that generate text; there are /v1/completions and /v1/chat/completions"
 VECTORS = "use /v1/embeddings"
