@@ -27,7 +27,7 @@ async def test_streams_leave_what_hangs(cluster, victim):
             await anext(stream)
         cluster.pause(victim)
         silences = await asyncio.gather(*map(longest_silence, streams))
-    assert max(silences) > 1.0, "nothing was to be noticed"
+    assert max(silences) > 0.3, "nothing was to be noticed"
     assert max(silences) < LEFT_S
     assert any(stream.num_reattaches for stream in streams) == (victim == "r0")
     cluster.resume(victim)
