@@ -159,6 +159,8 @@ void linear(const LinearJob& job, std::int64_t first_row, std::int64_t end_row, 
             return packed_rows<Format::kQ4Zeros>(job, first_row, end_row, scratch);
         case Format::kMxfp4:
             return packed_rows<Format::kMxfp4>(job, first_row, end_row, scratch);
+        case Format::kIq4Nl:
+            return packed_rows<Format::kIq4Nl>(job, first_row, end_row, scratch);
         case Format::kBf16Pairs:
             return packed_rows<Format::kBf16Pairs>(job, first_row, end_row, scratch);
         case Format::kQ4K:
@@ -167,6 +169,8 @@ void linear(const LinearJob& job, std::int64_t first_row, std::int64_t end_row, 
             return packed_rows<Format::kQ5K>(job, first_row, end_row, scratch);
         case Format::kQ6K:
             return packed_rows<Format::kQ6K>(job, first_row, end_row, scratch);
+        case Format::kIq4Xs:
+            return packed_rows<Format::kIq4Xs>(job, first_row, end_row, scratch);
     }
 }
 
@@ -201,6 +205,8 @@ void weight_row(const Weight& weight, std::int64_t row, float* out) {
             return packed_row<Format::kQ4Zeros>(weight, row, out);
         case Format::kMxfp4:
             return packed_row<Format::kMxfp4>(weight, row, out);
+        case Format::kIq4Nl:
+            return packed_row<Format::kIq4Nl>(weight, row, out);
         case Format::kBf16Pairs:
             return packed_row<Format::kBf16Pairs>(weight, row, out);
         case Format::kQ4K:
@@ -209,5 +215,7 @@ void weight_row(const Weight& weight, std::int64_t row, float* out) {
             return packed_row<Format::kQ5K>(weight, row, out);
         case Format::kQ6K:
             return packed_row<Format::kQ6K>(weight, row, out);
+        case Format::kIq4Xs:
+            return packed_row<Format::kIq4Xs>(weight, row, out);
     }
 }

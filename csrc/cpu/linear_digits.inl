@@ -2,8 +2,8 @@
 // exact, times the scales of the weights and of the inputs.
 
 // The scales of a block of weights (of kQ6K, of half a block), and what is added to each of its numbers times the
-// scale: the minimum, -8 scales for kQ4, or -12 for kMxfp4, whose numbers are made unsigned. For kQ8 and kQ6K nothing
-// is added.
+// scale: the minimum, -8 scales for kQ4, or -12 for kMxfp4, whose numbers are made unsigned. Nothing is added where
+// numbers have their sign.
 template <Format kFormat, typename R>
 struct Scaling {
     using F = typename R::F;
@@ -15,8 +15,7 @@ struct Scaling {
                                         : R::mul(scale, R::set(kFormat == Format::kMxfp4 ? -12.0F : -8.0F))) {}
     F add(F sum, F dot, const InputBlock& input) const {
         sum = R::fma(R::mul(dot, R::set(input.scale)), scale, sum);
-        const bool whole = kFormat == Format::kQ8 || kFormat == Format::kQ6K;
-        return whole ? sum : R::fma(minimum, R::set(input.scaled_sum), sum);
+        return has_signed_numbers(kFormat) ? sum : R::fma(minimum, R::set(input.scaled_sum), sum);
     }
 };
 
@@ -33,8 +32,8 @@ __attribute__((always_inline)) inline void add_block(const Part<kFormat>& at, st
         R::template dots6<kHalf, kColumns>(p, at.high(block), inputs, dots);
     } else if (kFormat == Format::kQ5K) {
         R::template dots5<kColumns>(p, at.high(block), inputs, dots);
-    } else if (kFormat == Format::kMxfp4) {
-        R::template dots_of_codes<kColumns>(p, inputs, dots);
+    } else if constexpr (has_codes(kFormat)) {
+        R::template dots_of_codes<kFormat, kColumns>(p, inputs, dots);
     } else {
         R::template dots4<kColumns>(p, inputs, dots);
     }
@@ -85,10 +84,11 @@ constexpr TileShapes digit_shapes() {
 constexpr std::int64_t kFewestInTiles = 12;  // columns: fewer take less time one by one
 
 // The numbers of a block of codes.
+template <Format kFormat>
 inline const std::uint8_t* spread_codes(const std::uint8_t* codes, std::uint8_t* room) {
-    constexpr std::int64_t kHalf = numbers_bytes(Format::kMxfp4);
+    constexpr std::int64_t kHalf = numbers_bytes(kFormat);
 #if defined(__AVX512BW__)
-    const __m512i table = _mm512_broadcast_i32x4(_mm_load_si128(reinterpret_cast<const __m128i*>(kUnsignedCodes)));
+    const __m512i table = _mm512_broadcast_i32x4(unsigned_codes<kFormat>());
     for (std::int64_t i = 0; i < kHalf; i += 64) {
         const __m512i both = _mm512_loadu_si512(codes + i), mask = _mm512_set1_epi8(15);
         _mm512_storeu_si512(room + i, _mm512_shuffle_epi8(table, _mm512_and_si512(both, mask)));
@@ -97,8 +97,8 @@ inline const std::uint8_t* spread_codes(const std::uint8_t* codes, std::uint8_t*
     }
 #else
     for (std::int64_t i = 0; i < kHalf; ++i) {
-        room[i] = kUnsignedCodes[codes[i] & 15U];
-        room[i + kHalf] = kUnsignedCodes[codes[i] >> 4];
+        room[i] = kUnsignedCodes<kFormat>.numbers[codes[i] & 15U];
+        room[i + kHalf] = kUnsignedCodes<kFormat>.numbers[codes[i] >> 4];
     }
 #endif
     return room;
@@ -112,8 +112,8 @@ inline const std::uint8_t* spread(const Part<kFormat>& at, std::int64_t block, s
         return numbers;
     }
     constexpr std::int64_t kHalf = numbers_bytes(kFormat);
-    if (kFormat == Format::kMxfp4) {
-        return spread_codes(numbers, room);
+    if constexpr (has_codes(kFormat)) {
+        return spread_codes<kFormat>(numbers, room);
     }
     for (std::int64_t i = 0; i < kHalf; ++i) {
         room[i] = numbers[i] & 15U;
@@ -213,8 +213,8 @@ class DigitTiles {
 #pragma GCC unroll 16
             for (std::int64_t c = 0; c < kInputColumns; ++c) {
                 const std::int32_t* high = high_[block % 2][c] + part * R::kRows;
-                const auto dot =
-                    R::digits(high, low_[block % 2][c] + part * R::kRows, kFormat == Format::kQ8 ? inputs[c].sum : 0);
+                const auto dot = R::digits(high, low_[block % 2][c] + part * R::kRows,
+                                           has_signed_numbers(kFormat) ? inputs[c].sum : 0);
                 sums[c][part] = scaling.add(sums[c][part], dot, inputs[c]);
             }
         }

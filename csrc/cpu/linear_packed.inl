@@ -33,7 +33,8 @@ inline void put_tile(const LinearJob& job, std::int64_t column, std::int64_t row
 template <Format kFormat>
 struct Part {
     static constexpr std::int64_t kNumbers = numbers_bytes(kFormat), kBytes = block_bytes(kFormat);
-    static constexpr std::int64_t kHigh = high_bytes(kFormat), kBlocks = columns_of(kFormat) / kBlock;
+    static constexpr std::int64_t kHigh = high_bytes(kFormat), kScales = scale_bytes(kFormat);
+    static constexpr std::int64_t kBlocks = columns_of(kFormat) / kBlock;
     const std::uint8_t* group;
     std::int64_t place;
 
@@ -53,10 +54,10 @@ struct Part {
         return superblock(block) + kBlocks * kNumbers + block % kBlocks * kHigh + place * 4;
     }
     const std::uint8_t* byte_scales(std::int64_t block) const {
-        return superblock(block) + kBlocks * (kNumbers + kHigh) + block % kBlocks * kGroupRows * 2 + place;
+        return superblock(block) + kBlocks * (kNumbers + kHigh) + block % kBlocks * kScales + place;
     }
     const std::uint8_t* steps(std::int64_t block) const {
-        return superblock(block) + kBlocks * (kNumbers + kHigh + kGroupRows * 2) + place * 2;
+        return superblock(block) + kBlocks * (kNumbers + kHigh + kScales) + place * 2;
     }
 
   private:
@@ -67,7 +68,7 @@ struct Part {
 // products of 11 and 8 bits.
 template <Format kFormat, typename R>
 inline typename R::F scale_of(const Part<kFormat>& at, std::int64_t block, int half = 0) {
-    if (kFormat == Format::kQ6K) {
+    if (kFormat == Format::kQ6K || kFormat == Format::kIq4Xs) {
         return R::mul(R::halves(at.steps(block)), R::signed_bytes(at.byte_scales(block) + half * kGroupRows));
     }
     if (kFormat >= Format::kQ4K) {
@@ -118,8 +119,8 @@ inline void decode_block(const Part<kFormat>& at, std::int64_t block, Take take)
     for (std::uint32_t high = 0; high < 2; ++high) {
 #pragma GCC unroll 16
         for (std::uint32_t k = 0; k < 16; ++k) {
-            if (kFormat == Format::kMxfp4) {
-                const F number = R::number_of(at.numbers(block) + k / 4 * 64, k % 4 * 8 + 4 * high);
+            if constexpr (has_codes(kFormat)) {
+                const F number = R::template number_of<kFormat>(at.numbers(block) + k / 4 * 64, k % 4 * 8 + 4 * high);
                 take(static_cast<int>(16 * high + k), R::mul(number, scale));
                 continue;
             }

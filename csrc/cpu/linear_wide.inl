@@ -6,9 +6,9 @@
 
 // Fewer columns take less time with digits apart, where there are instructions for bytes.
 template <Format kFormat>
-constexpr std::int64_t kFewestWide = !kDigitsApart                                       ? 1
-                                     : kFormat == Format::kQ8 || kFormat == Format::kQ6K ? 3
-                                                                                         : 4;
+constexpr std::int64_t kFewestWide = !kDigitsApart                 ? 1
+                                     : has_signed_numbers(kFormat) ? 3
+                                                                   : 4;
 constexpr std::int64_t kWideSlab = 48;   // columns for which a panel is spread once
 constexpr std::int64_t kWideBlocks = 8;  // of a panel, which stays in the first cache with its inputs
 
@@ -64,7 +64,7 @@ __attribute__((always_inline)) inline void wide_dots(const WideBlock& weights, c
 template <Format kFormat, int kColumns>
 __attribute__((noinline)) void wide_tile(const WideBlock* weights, const WideInputs* x, std::int64_t count,
                                          float* sums) {
-    constexpr bool kHalves = kFormat == Format::kQ6K, kWhole = kHalves || kFormat == Format::kQ8;
+    constexpr bool kHalves = kFormat == Format::kQ6K;
     for (; count > 0; --count, ++weights, x += kColumns) {
         Whole8 dots[kColumns][2];
         const auto add = [&](int half) __attribute__((always_inline)) {
@@ -76,7 +76,7 @@ __attribute__((noinline)) void wide_tile(const WideBlock* weights, const WideInp
                     float* sum = sums + c * kGroupRows + 8 * part;
                     const F8 dot = mul8(to_float8(dots[c][part]), set8(x[c].scale));
                     F8 more = fma8(dot, scale, load8(sum));
-                    if (!kWhole) {
+                    if (!has_signed_numbers(kFormat)) {
                         more = fma8(load8(weights->scales[1] + 8 * part), set8(x[c].scaled_sum), more);
                     }
                     store8(sum, more);

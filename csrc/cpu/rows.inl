@@ -57,8 +57,11 @@ struct Rows8 {
     static F signed_bytes(const std::uint8_t* p) { return load8_i8(p); }
     // Of a 32-bit word per row, the bits from `shift` on that `mask` leaves.
     static F pick(const std::uint8_t* p, std::uint32_t shift, int mask) { return pick_of(words_of(p), shift, mask); }
-    // Of a 32-bit word per row, the number (kMxfp4Numbers) whose code begins at `shift`.
-    static F number_of(const std::uint8_t* p, std::uint32_t shift) { return number8(words_of(p), shift); }
+    // Of a 32-bit word per row, the number whose code begins at `shift`.
+    template <Format kFormat>
+    static F number_of(const std::uint8_t* p, std::uint32_t shift) {
+        return number8<kFormat>(words_of(p), shift);
+    }
 
     // Pair: two neighbours of k in each row, in bfloat16. Two: the two inputs they are multiplied with.
     using Pair = Words;
@@ -92,10 +95,10 @@ struct Rows8 {
             dots[c] = both(dot_fives(n, inputs[c].high), dot_fives(n, inputs[c].low));
         }
     }
-    // Of codes, as numbers that are 12 larger.
-    template <int kColumns>
+    // Of codes; the numbers of kMxfp4 are 12 larger.
+    template <Format kFormat, int kColumns>
     static void dots_of_codes(const std::uint8_t* p, const InputBlock* inputs, F* dots) {
-        const Coded n = coded_of(p);
+        const auto n = coded_of<kFormat>(p);
 #pragma GCC unroll 1
         for (int c = 0; c < kColumns; ++c) {
             dots[c] = both(dot_coded(n, inputs[c].high), dot_coded(n, inputs[c].low));
@@ -159,9 +162,11 @@ struct Rows16 {
         const __m512i shifted = _mm512_srlv_epi32(piece(p), _mm512_set1_epi32(static_cast<int>(shift)));
         return _mm512_cvtepi32_ps(_mm512_and_si512(shifted, _mm512_set1_epi32(mask)));
     }
+    template <Format kFormat>
     static F number_of(const std::uint8_t* p, std::uint32_t shift) {
-        const __m512 numbers =
-            _mm512_setr_ps(0, 1, 2, 3, 4, 6, 8, 12, -0.0F, -1, -2, -3, -4, -6, -8, -12);  // by four bits
+        const __m512 numbers =  // by four bits
+            kFormat == Format::kMxfp4 ? _mm512_setr_ps(0, 1, 2, 3, 4, 6, 8, 12, -0.0F, -1, -2, -3, -4, -6, -8, -12)
+                                      : signed_bytes(reinterpret_cast<const std::uint8_t*>(kIq4Numbers));
         return _mm512_permutexvar_ps(_mm512_srlv_epi32(piece(p), _mm512_set1_epi32(static_cast<int>(shift))), numbers);
     }
 
@@ -195,11 +200,13 @@ struct Rows16 {
         }
         sums.finish(dots);
     }
-    template <int kColumns>
+    template <Format kFormat, int kColumns>
     static void dots_of_codes(const std::uint8_t* p, const InputBlock* inputs, F* dots) {
-        const __m512i mask = _mm512_set1_epi8(15);
-        const __m512i table = _mm512_broadcast_i32x4(_mm_load_si128(reinterpret_cast<const __m128i*>(kUnsignedCodes)));
+        const __m512i mask = _mm512_set1_epi8(15), table = _mm512_broadcast_i32x4(unsigned_codes<kFormat>());
         Sums<kColumns> sums;
+        if (has_signed_numbers(kFormat)) {
+            sums.begin([&](int c) { return 0U - 128U * static_cast<std::uint32_t>(inputs[c].sum); });
+        }
 #pragma GCC unroll 4
         for (int i = 0; i < 4; ++i) {
             const __m512i both = piece(p + 64 * i);

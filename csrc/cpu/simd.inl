@@ -4,9 +4,22 @@
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kNotANumber = std::numeric_limits<float>::quiet_NaN();
 
-// kMxfp4Numbers made 12 larger, as products with unsigned bytes take them.
-[[maybe_unused]] alignas(16) constexpr std::uint8_t kUnsignedCodes[16] = {12, 13, 14, 15, 16, 18, 20, 24,
-                                                                          12, 11, 10, 9,  8,  6,  4,  0};
+// The numbers of codes, as products with unsigned bytes take them: kMxfp4Numbers made 12 larger, or kIq4Numbers made
+// 128 larger, as kQ8 has its numbers.
+struct alignas(16) CodeTable {
+    std::uint8_t numbers[16] = {};
+};
+template <Format kFormat>
+constexpr CodeTable make_code_table() {
+    CodeTable table;
+    for (int code = 0; code < 16; ++code) {
+        const int number = kFormat == Format::kMxfp4 ? kMxfp4Numbers[code] + 12 : kIq4Numbers[code] + 128;
+        table.numbers[code] = static_cast<std::uint8_t>(number);
+    }
+    return table;
+}
+template <Format kFormat>
+constexpr CodeTable kUnsignedCodes = make_code_table<kFormat>();
 
 #if defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
 

@@ -13,8 +13,8 @@
 namespace octavo {
 namespace {
 
-constexpr const char* kNames[] = {"f32",    "f16",      "bf16",  "q8",   "q4",   "q4_mins",
-                                  "halves", "q4_zeros", "mxfp4", "q4_k", "q5_k", "q6_k"};
+constexpr const char* kNames[] = {"f32",      "f16",   "bf16",   "q8",   "q4",   "q4_mins", "halves",
+                                  "q4_zeros", "mxfp4", "iq4_nl", "q4_k", "q5_k", "q6_k",    "iq4_xs"};
 
 // Bytes of one GGUF block of a format.
 std::int64_t gguf_bytes(Format format) {
@@ -23,6 +23,7 @@ std::int64_t gguf_bytes(Format format) {
             return 34;
         case Format::kQ4:
         case Format::kMxfp4:
+        case Format::kIq4Nl:
             return 18;
         case Format::kQ4Mins:
         case Format::kQ4Zeros:
@@ -33,6 +34,8 @@ std::int64_t gguf_bytes(Format format) {
             return 176;
         case Format::kQ6K:
             return 210;
+        case Format::kIq4Xs:
+            return 136;
         default:
             throw ArgumentError("format", std::string(name_of(format)) + " is none that GGUF has");
     }
@@ -98,6 +101,9 @@ Four numbers_at(const std::uint8_t* gguf, Format format, std::int64_t block, std
         const Four high = four(gguf + 128 + half * 32 + 4 * i);
         return bits(low, quarter / 2 * 4, 15) | bits(high, quarter * 2, 3) << 4;
     }
+    if (format == Format::kIq4Xs) {
+        return bits(four(gguf + 8 + 16 * block + i % 4 * 4), i / 4 * 4, 15);
+    }
     const std::uint8_t* nibbles = gguf + (format == Format::kQ5K ? 48 : 16);
     const Four low = bits(four(nibbles + block / 2 * 32 + 4 * i), block % 2 * 4, 15);
     return format == Format::kQ5K ? low | bits(four(gguf + 16 + 4 * i), block, 1) << 4 : low;
@@ -114,12 +120,19 @@ void put_scales(const std::uint8_t* from, std::int64_t block, std::uint8_t* scal
     }
 }
 
+// The scale of a block of IQ4_XS: 6 bits, minus 32; the upper two of all blocks lie in two bytes before the others.
+std::uint8_t iq4_scale(const std::uint8_t* gguf, std::int64_t block) {
+    const unsigned low = gguf[4 + block / 2] >> (block % 2 * 4) & 15U,
+                   high = gguf[2 + block / 4] >> (block % 4 * 2) & 3U;
+    return static_cast<std::uint8_t>((low | high << 4) - 32);
+}
+
 // A row's GGUF superblock into `to`, which its group shares.
 void put_superblock(std::uint8_t* to, std::int64_t place, const std::uint8_t* from, Format format) {
     constexpr std::int64_t kBlocks = kSuperblock / kBlock;
     const std::int64_t numbers = numbers_bytes(format), high = high_bytes(format);
     std::uint8_t* scales = to + kBlocks * (numbers + high) + place;
-    std::uint8_t* steps = scales + kBlocks * kGroupRows * 2 + place;
+    std::uint8_t* steps = scales + kBlocks * scale_bytes(format) + place;
     for (std::int64_t block = 0; block < kBlocks; ++block) {
         Four high_words[2] = {};
         for (std::int64_t i = 0; i < 4; ++i) {
@@ -137,16 +150,18 @@ void put_superblock(std::uint8_t* to, std::int64_t place, const std::uint8_t* fr
             std::uint8_t* words = to + kBlocks * numbers + block * high + piece * kGroupRows * 4;
             std::memcpy(words + place * 4, &high_words[piece], 4);
         }
-        std::uint8_t* scale = scales + block * kGroupRows * 2;
+        std::uint8_t* scale = scales + block * scale_bytes(format);
         if (format == Format::kQ6K) {
             scale[0] = from[192 + 2 * block];
             scale[kGroupRows] = from[192 + 2 * block + 1];
+        } else if (format == Format::kIq4Xs) {
+            *scale = iq4_scale(from, block);
         } else {
             put_scales(from + 4, block, scale, scale + kGroupRows);
         }
     }
     std::memcpy(steps, from + (format == Format::kQ6K ? 208 : 0), 2);
-    if (format != Format::kQ6K) {
+    if (has_minimums(format)) {
         const std::uint8_t minimums[2] = {from[2], static_cast<std::uint8_t>(from[3] ^ 0x80U)};
         std::memcpy(steps + kGroupRows * 2, minimums, 2);
     }

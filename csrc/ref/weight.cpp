@@ -15,14 +15,17 @@ double superblock_at(const Weight& weight, std::int64_t row, std::int64_t col) {
     const std::int64_t superblock = row / kGroupRows * (weight.cols / kSuperblock) + col / kSuperblock;
     const auto* numbers = static_cast<const std::uint8_t*>(weight.data) + superblock * 8 * block_bytes(format);
     const auto* higher = numbers + 8 * 256;
-    const auto* scales = higher + 8 * high_bytes(format) + block * 32;
-    const auto* steps = higher + 8 * high_bytes(format) + 8 * 32;
+    const auto* scales = higher + 8 * high_bytes(format) + block * scale_bytes(format);
+    const auto* steps = higher + 8 * high_bytes(format) + 8 * scale_bytes(format);
     const int byte = numbers[block * 256 + i % 16 / 4 * 64 + place * 4 + i % 4];
     int number = i < 16 ? byte & 15 : byte >> 4;
     const double step = read(steps + place * 2, DType::kF16);
     if (format == Format::kQ6K) {
         const int bits = higher[block * 128 + i / 16 * 64 + place * 4 + i % 4] >> (i % 16 / 4 * 2) & 3;
         return step * static_cast<std::int8_t>(scales[i / 16 * 16 + place]) * (number + 16 * bits - 32);
+    }
+    if (format == Format::kIq4Xs) {
+        return step * static_cast<std::int8_t>(scales[place]) * kIq4Numbers[number];
     }
     if (format == Format::kQ5K) {
         number += 16 * (higher[block * 64 + place * 4 + i % 4] >> (i / 4) & 1);
@@ -52,6 +55,9 @@ double packed_at(const Weight& weight, std::int64_t row, std::int64_t col) {
     }
     if (weight.format == Format::kMxfp4) {
         return scale * kMxfp4Numbers[nibble];
+    }
+    if (weight.format == Format::kIq4Nl) {
+        return scale * kIq4Numbers[nibble];
     }
     const double minimum = read(scales + (kGroupRows + place) * 2, DType::kF16);
     return scale * nibble + (weight.format == Format::kQ4Zeros ? scale * minimum : minimum);

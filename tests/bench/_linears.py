@@ -19,9 +19,9 @@ PERIOD = 256
 ROWS, INNER = 49152, 1280  # as the largest matrix of a small model; 4-bit forms of it are as large as the last cache
 PLAIN = {"f32": torch.float32, "bf16": torch.bfloat16}
 PACKED = ("q8", "q4", "q4_mins", "q4_zeros", "mxfp4")
-SUPERBLOCKS = {"q4_k": "Q4_K", "q5_k": "Q5_K", "q6_k": "Q6_K"}  # of random numbers
+RANDOM = {"iq4_nl": "IQ4_NL", "q4_k": "Q4_K", "q5_k": "Q5_K", "q6_k": "Q6_K", "iq4_xs": "IQ4_XS"}  # of random numbers
 HALVES = "halves"  # packed bfloat16, inputs rounded to it
-FORMS = (*PLAIN, HALVES, *PACKED, *SUPERBLOCKS)
+FORMS = (*PLAIN, HALVES, *PACKED, *RANDOM)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ def linears(extension: ModuleType, plan: Plan) -> None:
     table = Table(plan, f"Linears, {ROWS} × {INNER}; torch in float32 or bfloat16", products=True)
     for form in FORMS:
         rows(table, extension, form, False, (1, 16) if plan.quick else (1, 2, 4, 8, 16, 48, 256))
-    for form in (*PACKED, *SUPERBLOCKS):
+    for form in (*PACKED, *RANDOM):
         rows(table, extension, form, True, (1, 16) if plan.quick else (1, 16, 48))
     loading(table, extension)
 
@@ -94,8 +94,8 @@ def stored(extension: ModuleType, form: str, exact: bool) -> tuple[Tensor, Any]:
         elif form == "mxfp4":  # blocks like those of Q4_0, with other numbers
             blocks = gguf.quantize(matrix[:PERIOD].numpy(), gguf.GGMLQuantizationType.Q4_0)
             extension.repack(memory, torch.from_numpy(blocks).repeat(ROWS // PERIOD, 1), form, ROWS, INNER)
-        elif form in SUPERBLOCKS:
-            blocks = random_rows(SUPERBLOCKS[form], PERIOD, INNER)
+        elif form in RANDOM:
+            blocks = random_rows(RANDOM[form], PERIOD, INNER)
             extension.repack(memory, torch.from_numpy(blocks).repeat(ROWS // PERIOD, 1), form, ROWS, INNER)
         else:
             extension.quantize(memory, matrix, form)
@@ -119,6 +119,6 @@ def row(
         sides["torch"] = clocked(partial(functional.linear, x.to(dense.dtype), dense))
     del matrix
     ours()
-    int8 = weight.format in (*PACKED, *SUPERBLOCKS) and not weight.exact
+    int8 = weight.format in (*PACKED, *RANDOM) and not weight.exact
     work = Work(memory.numel() * memory.itemsize, 2.0 * case.columns * case.rows * case.inner, int8=int8)
     table.row(name, work, sides)

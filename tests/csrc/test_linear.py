@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from gpu_worker.models.checkpoint.mxfp4 import as_blocks
 
 PLAIN = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
-SUPERBLOCKS = {"q4_k": "Q4_K", "q5_k": "Q5_K", "q6_k": "Q6_K"}  # of 256 columns
+SUPERBLOCKS = {"q4_k": "Q4_K", "q5_k": "Q5_K", "q6_k": "Q6_K", "iq4_xs": "IQ4_XS"}  # of 256 columns
+RANDOM = {"iq4_nl": "IQ4_NL"} | SUPERBLOCKS  # types that the gguf package decodes, and does not make
 # Packed, with inputs in two digits. GGUF has no zeros: q4_zeros has its numbers as Q4_1 has them.
-DIGITS = {"q8": "Q8_0", "q4": "Q4_0", "q4_mins": "Q4_1", "q4_zeros": "Q4_1", "mxfp4": "MXFP4"} | SUPERBLOCKS
+DIGITS = {"q8": "Q8_0", "q4": "Q4_0", "q4_mins": "Q4_1", "q4_zeros": "Q4_1", "mxfp4": "MXFP4"} | RANDOM
 PACKED = (*DIGITS, "halves")
 fuzz = settings(max_examples=draws(8, 50), suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 
@@ -37,7 +38,7 @@ def make(kernels, format_: str, rows: int, cols: int, exact: bool = False):
         return data, kernels.Weight(data, format_, rows, cols, exact), values.bfloat16().double()
     kind = gguf.GGMLQuantizationType[DIGITS[format_]]
     seed = int(torch.randint(2**31, ()))
-    raw = random_rows(kind.name, rows, cols, seed) if format_ in SUPERBLOCKS else quantize_gguf(values.numpy(), kind)
+    raw = random_rows(kind.name, rows, cols, seed) if format_ in RANDOM else quantize_gguf(values.numpy(), kind)
     decoded = torch.from_numpy(dequantize(raw, kind).reshape(rows, cols).copy()).double()
     if format_ == "q4_zeros":
         raw, decoded = with_zeros(raw, decoded)

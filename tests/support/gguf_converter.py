@@ -12,7 +12,7 @@ from typing import Any
 import gguf
 import numpy as np
 import torch
-from gguf_models import finish
+from gguf_models import encoded, finish
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -56,7 +56,7 @@ def convert(
 
     `change` sees each tensor by its name in the file, and may leave it out. `more` are settings of the architecture
     beside or instead of those of the converter; None leaves one out. `extra` are further tensors. Matrices are of
-    `kind`. A file has `in_part` tensors, if not all. The vocabulary is one of letters, of which words of two are made.
+    `kind`, random ones where the gguf package makes none of it. A file has `in_part` tensors, if not all. The vocabulary is one of letters, of which words of two are made.
     """
     config = json.loads((directory / "config.json").read_text())
     arch = ARCHITECTURES[config["model_type"]]
@@ -75,7 +75,7 @@ def convert(
         if found is not None:
             array = np.ascontiguousarray(found.squeeze().numpy())
             own = kind if array.ndim > 1 and "norm" not in stored else gguf.GGMLQuantizationType.F32
-            writer.add_tensor(stored, gguf.quants.quantize(array, own), raw_dtype=own)
+            writer.add_tensor(stored, encoded(array, own.name)[0], raw_dtype=own)
     finish(writer)
 
 

@@ -61,7 +61,7 @@ def write_gguf(
     values = load_file(directory / "model.safetensors")
     for name, weight in values.items():
         kind = (kinds if isinstance(kinds, str) else kinds(name)) if weight.ndim == 2 else "F32"
-        raw, values[name] = _encoded(weight.float().numpy(), kind)
+        raw, values[name] = encoded(weight.float().numpy(), kind)
         _add_tensor(writer, config, name, raw, kind)
     for name, array in (extra or {}).items():
         writer.add_tensor(name, array)
@@ -104,7 +104,7 @@ def random_rows(kind: str, rows: int, columns: int, seed: int = 0) -> NDArray[np
     return pool[picked].reshape(rows, -1)
 
 
-def _encoded(array: NDArray[np.float32], kind: str) -> tuple[NDArray[Any], Tensor]:
+def encoded(array: NDArray[np.float32], kind: str) -> tuple[NDArray[Any], Tensor]:
     """The stored rows of a tensor, and the values that they mean."""
     if kind == "F32":
         return array, torch.from_numpy(array)
@@ -112,7 +112,9 @@ def _encoded(array: NDArray[np.float32], kind: str) -> tuple[NDArray[Any], Tenso
     try:
         stored = quantize(array, raw)
     except NotImplementedError:
-        stored = random_rows(kind, *array.shape, seed=array.size + int(abs(array).sum()))
+        seed = array.size + int(abs(array).sum())
+        rows = random_rows(kind, array.size // array.shape[-1], array.shape[-1], seed)
+        stored = rows.reshape(*array.shape[:-1], -1)
     return stored, torch.from_numpy(dequantize(stored, raw).reshape(array.shape).astype(np.float32))
 
 

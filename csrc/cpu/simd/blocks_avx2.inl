@@ -53,19 +53,6 @@ inline F8 dot_fives(const Fives& n, const std::int8_t* a) {
     return _mm256_cvtepi32_ps(sum);
 }
 
-// A block of codes, as numbers that are 12 larger: 24 at most, so that four sums of pairs fit 16 bits.
-using Coded = Nibbles;
-inline Coded coded_of(const std::uint8_t* p) {
-    Coded n = nibbles_of(p);
-    const __m256i table = _mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i*>(kUnsignedCodes)));
-#pragma GCC unroll 8
-    for (int i = 0; i < 8; ++i) {
-        n.piece[i] = _mm256_shuffle_epi8(table, n.piece[i]);
-    }
-    return n;
-}
-inline F8 dot_coded(const Coded& n, const std::int8_t* a) { return dot_fives(n, a); }
-
 // Half of a 6-bit block, as signed bytes and their magnitudes, which are at most 32: sums of four pairs fit 16 bits.
 struct Sixes {
     __m256i piece[4], magnitude[4];
@@ -115,6 +102,27 @@ inline F8 dot_bytes(const Bytes& b, const std::int8_t* a) {
     return _mm256_cvtepi32_ps(sum);
 }
 
+template <Format kFormat>
+inline __m128i unsigned_codes() {
+    return _mm_load_si128(reinterpret_cast<const __m128i*>(kUnsignedCodes<kFormat>.numbers));
+}
+// A block of codes as its numbers: those of kMxfp4 12 larger, so 24 at most, and four sums of pairs fit 16 bits; those
+// of kIq4Numbers with their sign.
+template <Format kFormat>
+inline auto coded_of(const std::uint8_t* p) {
+    const Nibbles codes = nibbles_of(p);
+    std::conditional_t<has_signed_numbers(kFormat), Bytes, Nibbles> n;
+    const __m128i sign = _mm_set1_epi8(has_signed_numbers(kFormat) ? -128 : 0);
+    const __m256i table = _mm256_broadcastsi128_si256(_mm_xor_si128(unsigned_codes<kFormat>(), sign));
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; ++i) {
+        n.piece[i] = _mm256_shuffle_epi8(table, codes.piece[i]);
+    }
+    return n;
+}
+inline F8 dot_coded(const Nibbles& n, const std::int8_t* a) { return dot_fives(n, a); }
+inline F8 dot_coded(const Bytes& n, const std::int8_t* a) { return dot_bytes(n, a); }
+
 // Numbers of 16 bits, two neighbours of k in each of eight rows, and sums of their products.
 constexpr bool kDigitsApart = true;  // the products above are quicker for one column
 constexpr int kWideColumns = 4;      // whose sums registers have room for
@@ -135,7 +143,7 @@ inline void as_is(Whole8& a) { __asm__("" : "+x"(a)); }
 // then the others.
 template <Format kFormat>
 inline void spread_rows(const std::uint8_t* p, const std::uint8_t* high, std::int16_t (*to)[2]) {
-    constexpr bool kSigned = kFormat == Format::kQ8 || kFormat == Format::kQ6K;
+    constexpr bool kSigned = has_signed_numbers(kFormat);
     __m256i bytes[8];
     const auto take = [&](const auto& from, int first, int count) {
         for (int i = 0; i < count; ++i) {
@@ -149,8 +157,8 @@ inline void spread_rows(const std::uint8_t* p, const std::uint8_t* high, std::in
         take(sixes_of(p, high, 1), 4, 4);
     } else if (kFormat == Format::kQ5K) {
         take(fives_of(p, high), 0, 8);
-    } else if (kFormat == Format::kMxfp4) {
-        take(coded_of(p), 0, 8);
+    } else if constexpr (has_codes(kFormat)) {
+        take(coded_of<kFormat>(p), 0, 8);
     } else {
         take(nibbles_of(p), 0, 8);
     }
@@ -188,8 +196,24 @@ inline F8 pick_of(Words w, std::uint32_t shift, int mask) {
     return _mm256_cvtepi32_ps(_mm256_and_si256(shifted, _mm256_set1_epi32(mask)));
 }
 
+// Eight bytes as floats.
+inline F8 load8_u8(const std::uint8_t* p) {
+    return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+}
+inline F8 load8_i8(const std::uint8_t* p) {
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+}
+
+// Of each 32-bit lane, the number whose code begins at `shift`.
+template <Format kFormat>
 inline F8 number8(Words w, std::uint32_t shift) {
     const __m256i codes = _mm256_srlv_epi32(w.v, _mm256_set1_epi32(static_cast<int>(shift)));
+    if (kFormat != Format::kMxfp4) {
+        const auto* numbers = reinterpret_cast<const std::uint8_t*>(kIq4Numbers);
+        const F8 low = _mm256_permutevar8x32_ps(load8_i8(numbers), codes);  // by three bits
+        const F8 high = _mm256_permutevar8x32_ps(load8_i8(numbers + 8), codes);
+        return _mm256_blendv_ps(low, high, _mm256_castsi256_ps(_mm256_slli_epi32(codes, 28)));
+    }
     const F8 sizes = _mm256_permutevar8x32_ps(_mm256_setr_ps(0, 1, 2, 3, 4, 6, 8, 12), codes);  // by three bits
     const __m256i sign = _mm256_and_si256(_mm256_slli_epi32(codes, 28), _mm256_set1_epi32(INT32_MIN));
     return _mm256_xor_ps(sizes, _mm256_castsi256_ps(sign));
@@ -204,14 +228,6 @@ inline Words same_words(const std::uint16_t* p) {
 inline F8 low_words(Words w) { return _mm256_castsi256_ps(_mm256_slli_epi32(w.v, 16)); }
 inline F8 high_words(Words w) {
     return _mm256_castsi256_ps(_mm256_and_si256(w.v, _mm256_set1_epi32(static_cast<int>(0xffff0000))));
-}
-
-// Eight bytes as floats.
-inline F8 load8_u8(const std::uint8_t* p) {
-    return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
-}
-inline F8 load8_i8(const std::uint8_t* p) {
-    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
 }
 
 // 32 floats in [-127, 127] to int8; returns the sums of the first 16, and of all.

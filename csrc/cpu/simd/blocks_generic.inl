@@ -11,7 +11,12 @@ inline U4 load4_words(const std::uint8_t* p) {
     return words;
 }
 
+template <Format kFormat>
 inline V4 numbers4(U4 codes) {
+    if (kFormat != Format::kMxfp4) {
+        const auto number = [&](int i) { return static_cast<float>(kIq4Numbers[codes[i] & 15U]); };
+        return V4{number(0), number(1), number(2), number(3)};
+    }
     const V4 code = signed_to_float(codes & 7U);
     const V4 size = code + max4(code - 4.0F, V4{}) + max4(code * 2.0F - 12.0F, V4{});
     return either4((codes & 8U) != 0U, -size, size);
@@ -52,9 +57,9 @@ inline void as_is(Whole8&) {}
 
 // Of four rows the bytes of four neighbours of k: numbers, or numbers that are kOffset<kFormat> larger.
 template <Format kFormat>
-constexpr std::int16_t kOffset = kFormat == Format::kQ8    ? 128
-                                 : kFormat == Format::kQ6K ? 32
-                                                           : 0;
+constexpr std::int16_t kOffset = kFormat == Format::kQ6K       ? 32
+                                 : has_signed_numbers(kFormat) ? 128
+                                                               : 0;
 template <Format kFormat>
 inline U4 four_bytes(const std::uint8_t* p, const std::uint8_t* high, unsigned four) {
     if (kFormat == Format::kQ8) {
@@ -67,11 +72,11 @@ inline U4 four_bytes(const std::uint8_t* p, const std::uint8_t* high, unsigned f
         bytes |= half == 0 ? (bits & 0x01010101U) << 4 : bits & 0x10101010U;
     } else if (kFormat == Format::kQ6K) {
         bytes |= (load4_words(high + 64 * half) >> (2 * place) & 0x03030303U) << 4;
-    } else if (kFormat == Format::kMxfp4) {
+    } else if constexpr (has_codes(kFormat)) {
         std::uint8_t codes[16];
         std::memcpy(codes, &bytes, sizeof codes);
         for (std::uint8_t& code : codes) {
-            code = kUnsignedCodes[code];
+            code = kUnsignedCodes<kFormat>.numbers[code];
         }
         std::memcpy(&bytes, codes, sizeof codes);
     }
@@ -116,8 +121,9 @@ inline F8 pick_of(Words w, std::uint32_t shift, int mask) {
     const auto bits = static_cast<std::uint32_t>(mask);
     return {signed_to_float(load4_words(w.p) >> shift & bits), signed_to_float(load4_words(w.p + 16) >> shift & bits)};
 }
+template <Format kFormat>
 inline F8 number8(Words w, std::uint32_t shift) {
-    return {numbers4(load4_words(w.p) >> shift), numbers4(load4_words(w.p + 16) >> shift)};
+    return {numbers4<kFormat>(load4_words(w.p) >> shift), numbers4<kFormat>(load4_words(w.p + 16) >> shift)};
 }
 // The words themselves, as bits.
 inline U4 some_words(Words w, int first) {

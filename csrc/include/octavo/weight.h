@@ -11,19 +11,21 @@
 //         a product of scale and zero has up to 15 bits, and float16 has 11
 //   kMxfp4: the same nibbles, codes of numbers (kMxfp4Numbers): twice those of OCP's E2M1, which are whole; value =
 //         scale * number, so that float16 holds MXFP4's scales from 2^-23 to 2^16
+//   kIq4Nl: the same nibbles, codes of kIq4Numbers; value = scale * number
 //   kBf16Pairs: 16 pieces, bytes 4r … 4r + 3 of a piece are two neighbouring columns of row r in bfloat16; no scales
 //
-// kQ4K, kQ5K and kQ6K take 256 columns together, a superblock of eight blocks: the low nibbles of all blocks as kQ4 has
-// them, then their higher bits, then 32 bytes of scales for each block, then 16 steps (float16), which rows multiply
-// their scales with.
+// kQ4K, kQ5K, kQ6K and kIq4Xs take 256 columns together, a superblock of eight blocks: the low nibbles of all blocks as
+// kQ4 has them, then their higher bits, then 32 bytes of scales for each block (kIq4Xs: 16), then 16 steps (float16),
+// which rows multiply their scales with.
 //   kQ4K: no higher bits; 16 scales and 16 minimums, unsigned bytes; 16 more steps, of the minimums, follow the steps;
 //         value = step * scale * number + step of the minimums * minimum
 //   kQ5K: the same with a piece of higher bits: bit i of byte 4r + j is bit 4 of row r's column 4i + j
 //   kQ6K: two pieces of higher bits: bits 2i and 2i + 1 of byte 4r + j of piece h are bits 4 and 5 of row r's column
 //         16h + 4i + j; 16 scales for columns 0 … 15 and 16 for the others, signed bytes;
 //         value = step * scale * (number - 32)
-// All but kBf16Pairs, kQ4Zeros and kMxfp4 are GGUF's Q8_0, Q4_0, Q4_1, Q4_K, Q5_K and Q6_K in another order: repacking
-// loses nothing.
+//   kIq4Xs: no higher bits; 16 scales, signed bytes; value = step * scale * the number of the code (kIq4Numbers)
+// All but kBf16Pairs, kQ4Zeros and kMxfp4 are GGUF's Q8_0, Q4_0, Q4_1, IQ4_NL, Q4_K, Q5_K, Q6_K and IQ4_XS in another
+// order: repacking loses nothing.
 #pragma once
 
 #include <cstdint>
@@ -42,13 +44,16 @@ enum class Format : std::uint8_t {
     kBf16Pairs,
     kQ4Zeros,
     kMxfp4,
+    kIq4Nl,
     kQ4K,
     kQ5K,
-    kQ6K
+    kQ6K,
+    kIq4Xs
 };
 
 // By code: bit 3 is the sign.
 constexpr std::int8_t kMxfp4Numbers[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+constexpr std::int8_t kIq4Numbers[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
 
 // What a product rounds its inputs to: nothing, 15 bits of the largest of 32 neighbours, or bfloat16.
 enum class Rounding : std::uint8_t { kNone, kDigits, kBf16 };
@@ -81,8 +86,14 @@ static constexpr std::int64_t columns_of(Format format) { return format >= Forma
 static constexpr bool has_minimums(Format format) {
     return format == Format::kQ4Mins || format == Format::kQ4Zeros || format == Format::kQ4K || format == Format::kQ5K;
 }
-// Bytes of a packed block's numbers (low nibbles), of the bits above nibbles, of a block with all that belongs to it
-// (an eighth of a superblock), and of a whole packed matrix.
+static constexpr bool has_iq4_numbers(Format format) { return format == Format::kIq4Nl || format == Format::kIq4Xs; }
+static constexpr bool has_codes(Format format) { return format == Format::kMxfp4 || has_iq4_numbers(format); }
+// Whether products see each number with its sign, so that nothing is added to their sum times the scale.
+static constexpr bool has_signed_numbers(Format format) {
+    return format == Format::kQ8 || format == Format::kQ6K || has_iq4_numbers(format);
+}
+// Bytes of a packed block's numbers (low nibbles), of the bits above nibbles, of a superblock's scales for each block,
+// of a block with all that belongs to it (an eighth of a superblock), and of a whole packed matrix.
 static constexpr std::int64_t numbers_bytes(Format format) {
     return format == Format::kBf16Pairs ? kGroupRows * kBlock * 2
            : format == Format::kQ8      ? kGroupRows * kBlock
@@ -91,10 +102,13 @@ static constexpr std::int64_t numbers_bytes(Format format) {
 static constexpr std::int64_t high_bytes(Format format) {
     return format == Format::kQ6K ? kGroupRows * kBlock / 4 : format == Format::kQ5K ? kGroupRows * kBlock / 8 : 0;
 }
+static constexpr std::int64_t scale_bytes(Format format) {
+    return format == Format::kIq4Xs ? kGroupRows : format >= Format::kQ4K ? kGroupRows * 2 : 0;
+}
 static constexpr std::int64_t block_bytes(Format format) {
     const std::int64_t halves = format == Format::kBf16Pairs ? 0 : has_minimums(format) ? 2 : 1;
-    const std::int64_t scales = format >= Format::kQ4K ? kGroupRows * 2 : 0;
-    return numbers_bytes(format) + high_bytes(format) + scales + kGroupRows * 2 * halves * kBlock / columns_of(format);
+    const std::int64_t ends = kGroupRows * 2 * halves * kBlock / columns_of(format);
+    return numbers_bytes(format) + high_bytes(format) + scale_bytes(format) + ends;
 }
 // How many bytes a row takes; packed rows share blocks.
 static inline std::int64_t row_bytes(const Weight& weight) {
@@ -110,8 +124,8 @@ TensorRef memory_of(const Weight& weight);
 Weight make_weight(const TensorRef& data, Format format, std::int64_t rows, std::int64_t cols, bool exact);
 
 // GGUF blocks, row after row, into `packed`: Q8_0 into kQ8, Q4_0 into kQ4, Q4_1 into kQ4Mins, Q4_K into kQ4K, Q5_K into
-// kQ5K, Q6_K into kQ6K; blocks like Q4_1, with the zero (float16) in place of the minimum, into kQ4Zeros; and blocks
-// like Q4_0, with codes as nibbles, into kMxfp4. Nothing is rounded.
+// kQ5K, Q6_K into kQ6K, IQ4_NL into kIq4Nl, IQ4_XS into kIq4Xs; blocks like Q4_1, with the zero (float16) in place of
+// the minimum, into kQ4Zeros; and blocks like Q4_0, with codes as nibbles, into kMxfp4. Nothing is rounded.
 void repack(const TensorRef& packed, const TensorRef& gguf, Format format, std::int64_t rows, std::int64_t cols);
 
 // Puts `values` bfloat16 [rows, cols] in the order of kBf16Pairs.

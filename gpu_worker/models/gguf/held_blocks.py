@@ -1,8 +1,8 @@
-"""Rewrites six GGUF types that have no kernel as blocks of a type that has one, with equal numbers (HELD_AS).
+"""Rewrites five GGUF types that have no kernel as blocks of a type that has one, with equal numbers (HELD_AS).
 
 | of | in | because |
 |---|---|---|
-| Q5_0, IQ4_NL | Q8_0 | 32 numbers share a factor, and each is a whole number of 8 bits |
+| Q5_0 | Q8_0 | 32 numbers share a factor, and each is a whole number of 8 bits |
 | TQ1_0, TQ2_0 | Q4_0 | 256 numbers share a factor, and each is from -1 to 2: eight blocks with that factor |
 | Q3_K, IQ3_S | Q6_K | 256 share a factor, each 16 or 32 a whole scale of 8 bits, and each is a whole number of 6 bits |
 

@@ -32,6 +32,8 @@ KERNELS = {  # GGUF's types of which nothing is rounded, and what the extension 
     TensorType.Q4_K: "q4_k",
     TensorType.Q5_K: "q5_k",
     TensorType.Q6_K: "q6_k",
+    TensorType.IQ4_NL: "iq4_nl",
+    TensorType.IQ4_XS: "iq4_xs",
 }
 KERNELS |= {kind: KERNELS[held] for kind, held in HELD_AS.items()}
 

@@ -39,6 +39,8 @@ AS_STORED = (
     TensorType.Q4_K,
     TensorType.Q5_K,
     TensorType.Q6_K,
+    TensorType.IQ4_NL,
+    TensorType.IQ4_XS,
     TensorType.MXFP4,  # of experts
 )
 WITHOUT_KEYS = ("conv", "linear_attention", "mamba", "mamba2", "mlp", "moe", "short_conv")  # kinds of layers

@@ -73,8 +73,8 @@ MUTANTS = of_places(
         },
         ("cpu/linear_packed.inl", GENERIC, LINEAR): {
             "scales of the block beside it": (
-                "block % kBlocks * kGroupRows * 2 + place",
-                "block % kBlocks / 2 * kGroupRows * 4 + place",
+                "block % kBlocks * kScales + place",
+                "block % kBlocks / 2 * 2 * kScales + place",
             ),
             "wrong nibble order": ("k % 4 * 8 + 4 * high", "k % 4 * 8 + 4 * (1 - high)"),
             "a zero that is not scaled": ("R::mul(R::halves(at.scales(block)), minimum)", "R::sub(minimum, R::zero())"),
@@ -91,6 +91,12 @@ MUTANTS = of_places(
                 "scale(scale_of<kFormat, R>(at, block, 0))",
             ),
         },
+        ("cpu/simd/blocks_generic.inl", GENERIC, LINEAR): {
+            "offset of signed codes forgotten": (
+                "has_signed_numbers(kFormat) ? 128",
+                "kFormat == Format::kQ8          ? 128",
+            ),
+        },
         ("cpu/linear_dense.inl", GENERIC, LINEAR): {
             "lost remainder of columns": ("if (rest > 0) {", "if (rest > 1) {"),
         },
@@ -98,6 +104,7 @@ MUTANTS = of_places(
             "minimum with the wrong sign": ("from[3] ^ 0x80U", "from[3] ^ 0x00U"),
             "zero with the wrong sign": ("Format::kQ4Zeros ? 0x80U : 0", "Format::kQ4Zeros ? 0x00U : 0"),
             "bits above nibbles in the wrong order": ("bits(first, 4, 3) << 2 * i", "bits(first, 4, 3) << (6 - 2 * i)"),
+            "a scale without its upper bits": ("(low | high << 4) - 32", "low + 0 * high - 32"),
             "repacked into the wrong row": ("numbers + place * 4}", "numbers + (kGroupRows - 1 - place) * 4}"),
         },
         ("cpu/half.h", GENERIC, "test_rows.py -k generic"): {

@@ -15,7 +15,7 @@ import torch
 import transformers
 from effort import diagonal
 from gguf_converter import ARCHITECTURES, convert
-from gguf_models import finish
+from gguf_models import encoded, finish
 from instruction_sets import OPS
 from transformers_types import MIXTURES, SMALL, TYPES, WIDE
 
@@ -69,6 +69,7 @@ MODELS = {  # by a name: the class of the configuration, and its fields
     "ernie4_5-untied": ("Ernie4_5", {**WIDE, "tie_word_embeddings": False}),
     "gpt_oss": ("GptOss", {**MIXTURES["gpt_oss"][1], "swiglu_limit": 7.0}),
     "olmoe": MIXTURES["olmoe"],
+    "olmoe-wide": ("Olmoe", {**MIXTURES["olmoe"][1], "hidden_size": 256, "intermediate_size": 256}),
     "glm4_moe": MIXTURES["glm4_moe"],
     "glm4_moe-grouped": MIXTURES["glm4_moe-grouped"],
     "dots1": ("Dots1", {**MIXTURES["dots1"][1], "sliding_window": None, "layer_types": ["full_attention"] * 4}),
@@ -140,7 +141,7 @@ def rounded(stored: str, tensor: torch.Tensor, kind: gguf.GGMLQuantizationType) 
     """What the tensor means in a file whose matrices are of `kind`."""
     if tensor.dim() < 2 or "norm" in stored or "gate_inp_shexp" in stored:
         return tensor
-    return torch.from_numpy(gguf.quants.dequantize(gguf.quants.quantize(tensor.contiguous().numpy(), kind), kind))
+    return encoded(tensor.contiguous().numpy(), kind.name)[1]
 
 
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "F16"])
@@ -162,6 +163,8 @@ def test_matrices_and_experts_may_be_of_any_type(name, kind, made, load, all_log
         ("gpt_oss", "Q8_0"),
         ("gpt_oss", "MXFP4"),
         ("olmoe", "MXFP4"),
+        ("glm4_moe", "IQ4_NL"),
+        ("olmoe-wide", "IQ4_XS"),
     ],
 )
 def test_experts_are_multiplied_on_the_bits_of_the_file(name, kind, made, load, all_logits, tmp_path):

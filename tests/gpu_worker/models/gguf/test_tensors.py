@@ -15,14 +15,18 @@ from gguf_models import finish, write_gguf, write_values
 from instruction_sets import OPS
 from safetensors.torch import load_file
 
-from gpu_worker.models.gguf.tensors import PIECE_VALUES, ROPE_FACTORS, ROPE_LONG, dequantize, read_config
+from gpu_worker.models.gguf.tensors import KERNELS, PIECE_VALUES, ROPE_FACTORS, ROPE_LONG, dequantize, read_config
 from gpu_worker.ops import native
+from octavo.cli.doctor.model_size import AS_STORED
 from octavo.model_files.gguf import GgufFile, TensorType
 from octavo.model_files.gguf_support import ARCHITECTURES, DECODED, FLOATS, HELD_AS
 from octavo.request.errors import BadModel, InvalidArgument
 
 PACKED = [kind.name for kind in DECODED if kind not in FLOATS]
-OWN_KERNELS = ("F16", "BF16", "Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", *(kind.name for kind in HELD_AS))
+OWN_KERNELS = (
+    *("F16", "BF16", "Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS"),
+    *(kind.name for kind in HELD_AS),
+)
 REFUSED = [kind.name for kind in TensorType if kind not in DECODED]
 
 
@@ -153,7 +157,7 @@ def test_a_file_with_another_type_is_refused_by_name(name, load, tmp_path):
 
 
 @pytest.mark.skipif(native.load() is None, reason="the extension was not built")
-@pytest.mark.parametrize("kind", some(["F16", "BF16", *PACKED], {*OWN_KERNELS, "IQ4_XS"}))
+@pytest.mark.parametrize("kind", some(["F16", "BF16", *PACKED], {*OWN_KERNELS, "IQ3_XXS"}))
 def test_a_file_of_each_type_in_each_scheme(kind, tiny, load, all_logits, greedy, tmp_path):
     """`none` computes what Transformers does of the same numbers; the other schemes round as they round those."""
     path = tmp_path / "model.gguf"
@@ -176,6 +180,10 @@ def test_a_file_of_each_type_in_each_scheme(kind, tiny, load, all_logits, greedy
         assert difference(automatic, expected) < 0.05
     else:  # there is no kernel for this type: 8 bits
         assert torch.equal(automatic, all_logits(load(plain, quantization="q8"), PROMPT))
+
+
+def test_the_doctor_knows_which_types_are_kept():
+    assert set(AS_STORED) == {*FLOATS, *KERNELS, TensorType.MXFP4} - set(HELD_AS)
 
 
 MIXED = {  # as K mixtures do, and further: no two matrices that lie side by side are of one type
@@ -214,16 +222,23 @@ def q4_k_m(tensor: str) -> str:
     return "Q6_K" if part in ("v_proj", "down_proj") and int(before[2]) % 2 else "Q4_K"
 
 
+def iq4_xs(tensor: str) -> str:
+    """The types of llama.cpp's IQ4_XS: values in more bits, and IQ4_NL as where rows are not whole superblocks."""
+    part = tensor.split(".")[-2]
+    return {"embed_tokens": "Q6_K", "lm_head": "Q6_K", "v_proj": "Q5_K", "o_proj": "IQ4_NL"}.get(part, "IQ4_XS")
+
+
 @pytest.mark.skipif(native.load() is None, reason="the extension was not built")
-def test_a_k_mixture_runs_on_its_own_bits(tiny, load, all_logits, tmp_path):
+@pytest.mark.parametrize(("kinds", "formats"), [(q4_k_m, "q4_k+q6_k"), (iq4_xs, "iq4_nl+iq4_xs+q5_k+q6_k")])
+def test_a_mixture_runs_on_its_own_bits(kinds, formats, tiny, load, all_logits, tmp_path):
     """Also where matrices that lie side by side are of two types: nothing is rounded but inputs."""
     path = tmp_path / "model.gguf"
-    values = write_gguf(tiny("llama-wide").directory, path, q4_k_m)
+    values = write_gguf(tiny("llama-wide").directory, path, kinds)
     plain = write_values(tiny("llama-wide").directory, tmp_path / "plain", values)
     expected = all_logits(load(plain, quantization="none"), PROMPT)
     for scheme, inputs, error in (("none", "float32", 1e-5), ("auto", "15-bits", 5e-3)):
         runner = load(path, quantization=scheme)
-        assert f"/q4_k+q6_k/in={inputs}/" in runner.info.numerics
+        assert f"/{formats}/in={inputs}/" in runner.info.numerics
         assert difference(all_logits(runner, PROMPT), expected) < error
 
 
