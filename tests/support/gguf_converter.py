@@ -56,7 +56,8 @@ def convert(
 
     `change` sees each tensor by its name in the file, and may leave it out. `more` are settings of the architecture
     beside or instead of those of the converter; None leaves one out. `extra` are further tensors. Matrices are of
-    `kind`, random ones where the gguf package makes none of it. A file has `in_part` tensors, if not all. The vocabulary is one of letters, of which words of two are made.
+    `kind`, and random where the gguf package makes none of it. A file has `in_part` tensors, if not all. The vocabulary
+    is one of letters, of which words of two are made.
     """
     config = json.loads((directory / "config.json").read_text())
     arch = ARCHITECTURES[config["model_type"]]

@@ -94,7 +94,7 @@ MUTANTS = of_places(
         ("cpu/simd/blocks_generic.inl", GENERIC, LINEAR): {
             "offset of signed codes forgotten": (
                 "has_signed_numbers(kFormat) ? 128",
-                "kFormat == Format::kQ8          ? 128",
+                "kFormat == Format::kQ8 ? 128",
             ),
         },
         ("cpu/linear_dense.inl", GENERIC, LINEAR): {
