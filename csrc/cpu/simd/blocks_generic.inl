@@ -55,6 +55,22 @@ inline Whole8 add8(Whole8 a, Whole8 b) { return {a.low + b.low, a.high + b.high}
 inline F8 to_float8(Whole8 a) { return {__builtin_convertvector(a.low, V4), __builtin_convertvector(a.high, V4)}; }
 inline void as_is(Whole8&) {}
 
+// The numbers of two codes, the first one's in the low byte: half as many look-ups.
+struct CodePairs {
+    std::uint16_t numbers[256] = {};
+};
+template <Format kFormat>
+constexpr CodePairs make_code_pairs() {
+    CodePairs pairs;
+    for (int both = 0; both < 256; ++both) {
+        const std::uint8_t* numbers = kUnsignedCodes<kFormat>.numbers;
+        pairs.numbers[both] = static_cast<std::uint16_t>(numbers[both & 15] | numbers[both >> 4] << 8);
+    }
+    return pairs;
+}
+template <Format kFormat>
+constexpr CodePairs kCodePairs = make_code_pairs<kFormat>();
+
 // Of four rows the bytes of four neighbours of k: numbers, or numbers that are kOffset<kFormat> larger.
 template <Format kFormat>
 constexpr std::int16_t kOffset = kFormat == Format::kQ6K       ? 32
@@ -73,12 +89,13 @@ inline U4 four_bytes(const std::uint8_t* p, const std::uint8_t* high, unsigned f
     } else if (kFormat == Format::kQ6K) {
         bytes |= (load4_words(high + 64 * half) >> (2 * place) & 0x03030303U) << 4;
     } else if constexpr (has_codes(kFormat)) {
-        std::uint8_t codes[16];
-        std::memcpy(codes, &bytes, sizeof codes);
-        for (std::uint8_t& code : codes) {
-            code = kUnsignedCodes<kFormat>.numbers[code];
+        const U4 twos = (bytes | bytes >> 4) & 0x00ff00ffU;  // codes of two neighbours
+        std::uint16_t pairs[8];
+        std::memcpy(pairs, &twos, sizeof pairs);
+        for (std::uint16_t& pair : pairs) {
+            pair = kCodePairs<kFormat>.numbers[pair];
         }
-        std::memcpy(&bytes, codes, sizeof codes);
+        std::memcpy(&bytes, pairs, sizeof pairs);
     }
     return bytes;
 }
