@@ -54,10 +54,12 @@ class AdapterLoader:
         """Brings an adapter into memory whose files another worker sends. Raises as `bring` does, whatever it takes."""
         if digest in self.shelf.digests:
             return
-        max_bytes = self.shelf.max_file_bytes
         self.shelf.memory()  # before anything is read
-        with TakenFiles(max_bytes) as taken:
-            await self._load(digest, str(await taken.write(pieces)))
+        try:
+            with TakenFiles(self.shelf.max_file_bytes) as taken:
+                await self._load(digest, str(await taken.write(pieces)))
+        except OSError as error:
+            raise BadModel(f"adapter {digest}: its files cannot be written here: {error}"[:500]) from error
 
     def _keep_open(self, digest: str, files: AdapterFiles | None) -> None:
         there = set(self.shelf.digests)
