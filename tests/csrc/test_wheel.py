@@ -44,6 +44,7 @@ def test_a_source_distribution_has_what_it_takes_to_build(tmp_path):
         path for pattern in ("*.cpp", "*.h", "*.inl", "*.cu", "*.cuh") for path in ROOT.glob(f"csrc/**/{pattern}")
     ]
     assert {*needed, *(str(path.relative_to(ROOT)) for path in sources)} <= names
+    assert not tracked("octavo", "octavo_bench", "router", "gpu_worker") - names
     assert not [name for name in names if name.endswith(".so") or name.startswith((".", "build/"))]
     folders = {"octavo", "octavo_bench", "router", "gpu_worker", "csrc", "protos", "docs"}
     elsewhere = {name.partition("/")[0] for name in names} - folders
