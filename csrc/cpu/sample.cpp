@@ -38,7 +38,7 @@ T at(const TensorRef& tensor, std::int64_t i) {
 // One branch at a time. What it keeps is memory.
 class Drawer {
   public:
-    // The caller's thread's: memory that is asked for in each step is given in pages that cost more than a draw.
+    // The caller's thread's: fresh memory in each step would cost page faults, which take longer than the draw.
     static Drawer& of_thread(std::int64_t num_tokens) {
         static thread_local Drawer drawer;
         drawer.loops_ = &draw_loops();

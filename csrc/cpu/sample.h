@@ -25,7 +25,7 @@ struct Kept {
     float least;
 };
 
-constexpr std::int64_t kSpare = 16;
+constexpr std::int64_t kSpare = 16;  // floats behind what `leave` keeps
 
 struct DrawLoops {
     // sums[i]: of the weights of those kept in span i. Returns the sum of all.
@@ -38,7 +38,7 @@ struct DrawLoops {
     std::int64_t (*next_above)(const float* logits, std::int64_t begin, std::int64_t count, float least);
     // The first id from `begin` on that is in `bucket`, or count.
     std::int64_t (*next_in)(const std::uint16_t* buckets, std::int64_t begin, std::int64_t count, int bucket);
-    // Writes those of x [count] that have a bit in the mask one beside the other, and up to kSpare things after them.
+    // Writes those of x [count] that have a bit in the mask one beside the other. `left` has room for count + kSpare.
     // Returns how many they are.
     std::int64_t (*leave)(const float* x, std::int64_t count, const std::int32_t* mask, float* left);
 };

@@ -7,7 +7,7 @@ else.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from gpu_worker.steps.mask import Mask
 from octavo.request.errors import ConstraintDiverged, ConstraintUnmet, Failure
@@ -25,6 +25,12 @@ class Grammar:
         return Matcher(self.start.deep_copy(), self.mask_bytes)
 
 
+class _Foreseen(NamedTuple):
+    after: int  # how many tokens
+    forced: list[int]
+    masks: list[Mask]  # after each of those
+
+
 class Matcher:
     """One branch's. Not thread-safe."""
 
@@ -33,12 +39,12 @@ class Matcher:
         self._mask_bytes = mask_bytes
         self._num_matched = 0
         self._failure: Failure | None = None
-        self._foreseen: tuple[int, list[int], list[Mask]] = (-1, [], [])  # after how many tokens: forced ones, masks
+        self._foreseen: _Foreseen | None = None
 
-    def mask(self, tokens: Sequence[int], num_prompt: int, room: Mask | None = None, *, foresee: bool = False) -> Mask:
+    def mask(self, tokens: Sequence[int], num_prompt: int, room: Mask | None = None, *, foresee: int = 0) -> Mask:
         """The tokens that may come after a branch's tokens, written into `room`. None are left after a failure.
 
-        With `foresee`, `foreseen` knows what will be forced once the next token is there.
+        `foresee`: how many tokens beyond the next one `foreseen` is to know of, once that is there.
         """
         room = room or self._room()
         if self._failure is None:
@@ -49,20 +55,20 @@ class Matcher:
                 self._too_complex()
         if self._failure is not None:
             room.write(bytes(room.size))
-        elif foresee and len(forced := self._matcher.compute_ff_tokens()) > 1:
-            self._foreseen = (self._num_matched, forced, self._masks_after(forced))
+        elif foresee and len(forced := self._matcher.compute_ff_tokens()[: 1 + foresee]) > 1:
+            self._foreseen = _Foreseen(self._num_matched, forced, self._masks_after(forced))
         return room
 
     @property
     def has_foreseen(self) -> bool:
-        return self._foreseen[0] == self._num_matched
+        return self._foreseen is not None and self._foreseen.after == self._num_matched
 
     def foreseen(self, tokens: Sequence[int], num_prompt: int) -> tuple[list[int], list[Mask]]:
-        """Like `forced`, with what `draft_masks` says of them: no more than was foreseen, and it costs nothing."""
-        after, forced, masks = self._foreseen
-        if len(tokens) - num_prompt != after + 1 or tokens[-1] != forced[0]:
+        """Like `forced`, with what `draft_masks` says of them, as far as `mask` has foreseen it."""
+        seen = self._foreseen
+        if seen is None or len(tokens) - num_prompt != seen.after + 1 or tokens[-1] != seen.forced[0]:
             return [], []
-        return forced[1 : len(masks)], masks[1:]
+        return seen.forced[1 : len(seen.masks)], seen.masks[1:]
 
     def forced(self, tokens: Sequence[int], num_prompt: int) -> list[int]:
         """Tokens that must come after a branch's tokens, because no other ones may; perhaps not all of them."""

@@ -56,7 +56,7 @@ class TakenFiles:
     def __init__(self, max_bytes: int) -> None:
         """`max_bytes`: of the numbers."""
         self._left = max_bytes + 2 * MAX_HEADER
-        self._folder = tempfile.TemporaryDirectory(prefix="octavo-adapter-")
+        self._folder = tempfile.TemporaryDirectory(prefix="octavo-adapter-", ignore_cleanup_errors=True)
 
     def __enter__(self) -> "TakenFiles":
         return self

@@ -15,6 +15,7 @@ from octavo.request.errors import BadModel, Loading, ServingError
 log = logging.getLogger(__name__)
 
 PATIENCE_S = 1.0  # a router waits longer than that for the answer to an admission
+TAKE_S = 60.0  # files that another worker sends
 MAX_OPEN = 128  # adapters whose files stay open: the ones that came last
 
 
@@ -25,6 +26,7 @@ class AdapterLoader:
         self.shelf = shelf
         self._port = port
         self._one = asyncio.Lock()  # what is read comes on top of the memory for adapters
+        self._taking = asyncio.Lock()  # one that is sent at a time
         self._loading: dict[str, asyncio.Task[None]] = {}
         self._files: dict[str, AdapterFiles] = {}  # of adapters that are there, those that came last
 
@@ -52,14 +54,18 @@ class AdapterLoader:
 
     async def take_files(self, digest: str, pieces: AsyncIterator[FilePiece]) -> None:
         """Brings an adapter into memory whose files another worker sends. Raises as `bring` does, whatever it takes."""
-        if digest in self.shelf.digests:
-            return
         self.shelf.memory()  # before anything is read
-        try:
-            with TakenFiles(self.shelf.max_file_bytes) as taken:
-                await self._load(digest, str(await taken.write(pieces)))
-        except OSError as error:
-            raise BadModel(f"adapter {digest}: its files cannot be written here: {error}"[:500]) from error
+        async with self._taking:  # what others send of the same adapter waits, and is not read then
+            if digest in self.shelf.digests:
+                return
+            try:
+                async with asyncio.timeout(TAKE_S):
+                    with TakenFiles(self.shelf.max_file_bytes) as taken:
+                        await self._load(digest, str(await taken.write(pieces)))
+            except TimeoutError:
+                raise Loading(f"adapter {digest} did not come in {TAKE_S:.0f} s") from None
+            except OSError as error:
+                raise BadModel(f"adapter {digest}: its files cannot be written here: {error}"[:500]) from error
 
     def _keep_open(self, digest: str, files: AdapterFiles | None) -> None:
         there = set(self.shelf.digests)
@@ -75,7 +81,7 @@ class AdapterLoader:
             try:
                 await self._port.ask(lambda _: self.shelf.require_room(digest))
                 with suppress(OSError):  # what reads them says what is wrong
-                    files = AdapterFiles(Path(source))
+                    files = await asyncio.to_thread(AdapterFiles, Path(source))
                 adapter = await asyncio.to_thread(self.shelf.read, source, digest)
                 await self._port.ask(lambda _: self.shelf.put(adapter))
                 self._keep_open(digest, files)

@@ -25,7 +25,15 @@ from gpu_worker.steps.runner import RunnerInfo
 from octavo.pictures.picture import parse_pictures
 from octavo.process.loop import shared
 from octavo.request import hashing, validation
-from octavo.request.errors import CannotMove, Draining, Loading, OutOfBlocks, ServingError, Unimplemented
+from octavo.request.errors import (
+    CannotMove,
+    Draining,
+    InvalidArgument,
+    Loading,
+    OutOfBlocks,
+    ServingError,
+    Unimplemented,
+)
 from octavo.request.ids import BlockHash, SequenceId
 from octavo.request.record import Admission
 
@@ -34,10 +42,10 @@ T = TypeVar("T")
 
 @contextlib.contextmanager
 def _cannot_move_without(what: str) -> Iterator[None]:
-    """For a sequence that needs something of this worker: why it cannot have it, unless that passes."""
+    """Makes CannotMove of errors that do not pass, and that are not of a call's own fields."""
     try:
         yield
-    except (Loading, OutOfBlocks):
+    except (Loading, OutOfBlocks, Draining, InvalidArgument):
         raise
     except ServingError as error:
         raise CannotMove(f"its {what} cannot be here: {error.message}", cause=what) from error

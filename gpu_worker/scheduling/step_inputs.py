@@ -133,7 +133,7 @@ class StepInputs:
         return slots
 
 
-def _masks_of(wanted: list[tuple[int, Branch, Grammar, Mask | None]], *, foresee: bool) -> dict[int, Mask]:
+def _masks_of(wanted: list[tuple[int, Branch, Grammar, Mask | None]], *, foresee: int) -> dict[int, Mask]:
     size = wanted[0][2].mask_bytes  # of the model's vocabulary
     buffer, found = bytearray(len(wanted) * size), dict[int, Mask]()
     for row, (sample, branch, grammar, drafted) in enumerate(wanted):

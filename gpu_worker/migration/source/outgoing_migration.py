@@ -304,7 +304,11 @@ class OutgoingMigration:
             or (files := self._worker.blocks.adapter_files(self._lora)) is None
         ):
             return False
-        await connection.client.give_adapter(self._lora, self._worker.blocks.info.fingerprint, files.pieces())
+        try:
+            await connection.client.give_adapter(self._lora, self._worker.blocks.info.fingerprint, files.pieces())
+        except ServingError as error:
+            log.info("sequence %s: the target does not take the adapter: %s", self._seq_id, error)
+            return False
         log.info("sequence %s: the target got the adapter %s from here", self._seq_id, self._lora)
         return True
 

@@ -111,8 +111,9 @@ class MigrationTarget:
         return await outcome_of(migration.preparing)
 
     async def take_adapter(self, digest: str, fingerprint: str, pieces: AsyncIterator[FilePiece]) -> None:
-        """Brings an adapter into memory whose files a source sends. Raises CannotMove, Mismatch, Draining, OutOfBlocks,
-        InvalidArgument, TooLarge, or why it cannot run here.
+        """Brings an adapter into memory whose files a source sends.
+
+        Raises CannotMove with the reason, Mismatch, Draining, Loading, OutOfBlocks, or InvalidArgument.
         """
         self._refuse_draining()
         if fingerprint != self._blocks.info.fingerprint:

@@ -44,15 +44,15 @@ class DraftPlanner:
             return
         decodes = [chunk for chunk in plan.chunks[: plan.num_decodes] if not chunk.branch.sequence.leaves]
         self._num_rows, self._num_expected = plan.num_tokens, float(plan.num_tokens)
-        bound = [chunk for chunk in decodes if chunk.branch.sequence.grammar is not None]
-        plan.foresees = len(bound) > FEW
+        constrained = [chunk for chunk in decodes if chunk.branch.sequence.grammar is not None]
+        plan.foresees = MOST_DRAFTS if len(constrained) > FEW else 0
         if not self._looks_up or self._rows_are_dear:
-            decodes = [chunk for chunk in bound if not plan.foresees or _has_foreseen(chunk)]
+            decodes = [chunk for chunk in constrained if not plan.foresees or _has_foreseen(chunk)]
         unguessed: list[Chunk] = []
         for chunk in sorted(decodes, key=self._charge):
             if room <= 0:
                 break
-            drafts = self._drafts_of(chunk.branch, min(room, MOST_DRAFTS), foreseen=plan.foresees)
+            drafts = self._drafts_of(chunk.branch, min(room, MOST_DRAFTS), foreseen=plan.foresees > 0)
             if not drafts.tokens:
                 unguessed.append(chunk)
             room -= self._give(plan, chunk, drafts)

@@ -68,7 +68,7 @@ class StepPlan:
     num_decodes: int = 0  # leading chunks with length 1 and one sample, the branch itself
     num_drafted: int = 0  # chunks after these which are decodes with drafts
     num_drafts: int = 0  # tokens
-    foresees: bool = False  # whether its masks also say what is forced from the next token on
+    foresees: int = 0  # how many forced tokens after the next one are foreseen beside its masks
 
 
 @dataclass(frozen=True, slots=True, eq=False)

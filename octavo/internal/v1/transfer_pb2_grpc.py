@@ -147,9 +147,9 @@ class TransferServicer(object):
         digest again. Idempotent.
 
         * INVALID_ARGUMENT: no digest, or a file that no adapter has.
-        * FAILED_PRECONDITION: another model, no adapter runs there, or the files have another digest.
-        * RESOURCE_EXHAUSTED: no room for it, or it is too large.
-        * UNAVAILABLE: the target drains, or its model is still loading.
+        * FAILED_PRECONDITION: another model, no adapter runs there, it is too large, or the files have another digest.
+        * RESOURCE_EXHAUSTED: no room for it now.
+        * UNAVAILABLE: the target drains, its model is still loading, or the files take too long.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -12,6 +12,7 @@ from octavo.v1 import inference_pb2
 from router.http.bodies.common_fields import SCORES, AskedAnswer, read_common, read_max_tokens
 from router.http.bodies.field_reader import FieldReader, checked_text
 from router.http.bodies.reasoning_fields import read_reasoning
+from router.http.bodies.unknown_fields import refusal_of
 from router.tools.asked_tools import NO_ARGUMENTS, AskedTools, read_choice
 
 ID_PREFIX = "chatcmpl-"
@@ -52,7 +53,7 @@ def read_chat(body: dict[str, Any]) -> AskedAnswer:
         sampling.logprobs = top or 0
     for name, (harmless, what) in HARMLESS.items():
         fields.take_harmless(name, harmless, what)
-    fields.refuse_rest()
+    fields.refuse_rest(refusal_of)
     checks.raise_found()
     return asked
 

@@ -9,6 +9,7 @@ from octavo.request.limits import NumberRange
 from octavo.v1 import inference_pb2
 from router.http.bodies.common_fields import SCORES, AskedAnswer, read_common, read_max_tokens
 from router.http.bodies.field_reader import FieldReader, checked_ids, checked_text
+from router.http.bodies.unknown_fields import refusal_of
 
 ID_PREFIX = "cmpl-"
 DEFAULT_MAX_TOKENS = 16  # as OpenAI has it
@@ -47,7 +48,7 @@ def read_completion(body: dict[str, Any]) -> AskedAnswer:
     if asked.echo and request.sampling.HasField("best_of") and asked.stream:
         fields.refuse("echo", "is not allowed beside best_of in a stream")
     fields.take_harmless("suffix", [""], "is not supported; leave it out")
-    fields.refuse_rest()
+    fields.refuse_rest(refusal_of)
     checks.raise_found()
     return asked
 

@@ -8,7 +8,7 @@ from octavo.request import limits
 from octavo.request.errors import FieldViolation, InvalidArgument, ViolationCollector
 from octavo.request.limits import NumberRange
 from octavo.request.sampling_validation import check_number
-from router.http.bodies.unknown_fields import MAX_NAMED, ClientBody, refusal_of, shown_name
+from router.http.bodies.unknown_fields import MAX_NAMED, NOT_SUPPORTED, ClientBody, shown_name
 
 T = TypeVar("T")
 
@@ -83,11 +83,11 @@ class FieldReader:
         rest, self._fields = self._fields, {}
         return rest
 
-    def refuse_rest(self) -> None:
+    def refuse_rest(self, refusal_of: Callable[[str], str] = lambda _: NOT_SUPPORTED) -> None:
         """Refuses what has not been taken: a field that changes the answer must not be dropped in silence."""
         rest = [name for name, value in self._fields.items() if not (self._is_top and self._body.ignores(name, value))]
         for name in rest[:MAX_NAMED]:
-            self.refuse(shown_name(name), refusal_of(name) if self._is_top else refusal_of(""))
+            self.refuse(shown_name(name), refusal_of(name) if self._is_top else NOT_SUPPORTED)
         self._fields.clear()
 
     def _run(self, check: Callable[..., T], name: str, *arguments: Any) -> T | None:

@@ -66,9 +66,9 @@ INSTEAD: Mapping[str, str] = {
     "guided_json": "structured_outputs.json",
     "guided_regex": "structured_outputs.regex",
     "guided_choice": "structured_outputs.choice",
-    "guided_grammar": "structured_outputs.grammar",
-    "ebnf": "structured_outputs.grammar",
-    "grammar": "structured_outputs.grammar",
+    "guided_grammar": "structured_outputs.grammar, with a Lark grammar",
+    "ebnf": "structured_outputs.grammar, with a Lark grammar",
+    "grammar": "structured_outputs.grammar, with a Lark grammar",
     "json_schema": "response_format",
     "regex": "structured_outputs.regex",
     "max_new_tokens": "max_tokens",
@@ -78,10 +78,13 @@ INSTEAD: Mapping[str, str] = {
 }
 
 
+NOT_SUPPORTED = "is not supported; leave it out"
+
+
 def refusal_of(name: str) -> str:
-    """What is said of a field that changes the answer elsewhere."""
+    """What is said of a field of a completion that changes the answer elsewhere."""
     instead = INSTEAD.get(name)
-    return f"is not supported; say {instead}" if instead else "is not supported; leave it out"
+    return f"is not supported; say {instead}" if instead else NOT_SUPPORTED
 
 
 class ClientBody(dict[str, Any]):

@@ -76,7 +76,7 @@ def test_what_comes_after_drafts_is_what_comes_after_tokens(grammars, constraint
             for place, mask in enumerate(masks):
                 assert mask == grammar.matcher().mask([*tokens, *drafts[: place + 1]], 0)
             going_on = len(live.draft_masks(tokens, 0, forced))
-            assert live.mask(tokens, 0, foresee=True) == grammar.matcher().mask(tokens, 0)
+            assert live.mask(tokens, 0, foresee=40) == grammar.matcher().mask(tokens, 0)
             tokens.append(rng.choice([token for token in choices if token]))
             ahead, masks = live.foreseen(tokens, 0)
             assert ahead == forced[1:going_on]
@@ -85,6 +85,16 @@ def test_what_comes_after_drafts_is_what_comes_after_tokens(grammars, constraint
             assert live.draft_masks(tokens, 0, [choices[0], 2]) == fresh  # it catches up by itself
             assert live.foreseen([*tokens, 1], 0) == live.foreseen([*tokens[:-1], 127], 0) == ([], [])
     assert num_forced or constraint.shape in (Shape.JSON_OBJECT, Shape.REGEX, Shape.LARK)
+
+
+def test_no_more_is_foreseen_than_is_wanted(grammars) -> None:
+    """A long forced text costs each step no more than a short one."""
+    live = grammars.compile(Constraint.choice(["x" * 4000])).matcher()
+    assert live.foreseen([], 0) == ([], [])
+    live.mask([], 0, foresee=16)
+    assert len(live._foreseen.masks) == 17
+    ahead, masks = live.foreseen(list(b"x"), 0)
+    assert (bytes(ahead), len(masks)) == (b"x" * 16, 16)
 
 
 def test_an_output_that_breaks_the_form_leaves_no_token_and_says_where(grammars):
