@@ -47,9 +47,7 @@ class Matcher:
         `foresee`: how many tokens beyond the next one `foreseen` is to know of, once that is there.
         """
         room = room or self._room()
-        if self._failure is None:
-            self._catch_up(tokens[num_prompt + self._num_matched :])
-        if self._failure is None:
+        if self._catch_up(tokens, num_prompt):
             self._matcher.unsafe_compute_mask_ptr(room.address, room.size)
             if self._matcher.is_error():
                 self._too_complex()
@@ -72,15 +70,11 @@ class Matcher:
 
     def forced(self, tokens: Sequence[int], num_prompt: int) -> list[int]:
         """Tokens that must come after a branch's tokens, because no other ones may; perhaps not all of them."""
-        if self._failure is None:
-            self._catch_up(tokens[num_prompt + self._num_matched :])
-        return [] if self._failure is not None else list(self._matcher.compute_ff_tokens())
+        return list(self._matcher.compute_ff_tokens()) if self._catch_up(tokens, num_prompt) else []
 
     def draft_masks(self, tokens: Sequence[int], num_prompt: int, drafts: Sequence[int]) -> list[Mask]:
         """What may come after a branch's tokens and each of the drafts. It ends before the first one that may not."""
-        if self._failure is None:
-            self._catch_up(tokens[num_prompt + self._num_matched :])
-        return self._masks_after(drafts) if self._failure is None else []
+        return self._masks_after(drafts) if self._catch_up(tokens, num_prompt) else []
 
     def _masks_after(self, drafts: Sequence[int]) -> list[Mask]:
         masks: list[Mask] = []
@@ -97,8 +91,7 @@ class Matcher:
 
     def failure_after(self, tokens: Sequence[int], num_prompt: int) -> Failure:
         """Why no token was left after a branch's tokens."""
-        if self._failure is None:
-            self._catch_up(tokens[num_prompt + self._num_matched :])
+        self._catch_up(tokens, num_prompt)
         if self._failure is not None:
             return self._failure
         return ConstraintUnmet(
@@ -109,7 +102,11 @@ class Matcher:
     def _room(self) -> Mask:
         return Mask(bytearray(self._mask_bytes), self._mask_bytes)
 
-    def _catch_up(self, new: Sequence[int]) -> None:
+    def _catch_up(self, tokens: Sequence[int], num_prompt: int) -> bool:
+        """Takes in what is new of a branch's tokens. Returns whether the grammar accepts all of them."""
+        if self._failure is not None:
+            return False
+        new = tokens[num_prompt + self._num_matched :]
         num = self._matcher.try_consume_tokens(list(new)) if new else 0
         self._num_matched += num
         if num < len(new) and self._matcher.is_error():
@@ -117,6 +114,7 @@ class Matcher:
         elif num < len(new):
             message = f"output token {self._num_matched + 1} is none that the constraint allows there"
             self._failure = ConstraintDiverged(message).failure()
+        return self._failure is None
 
     def _too_complex(self) -> None:
         why = self._matcher.get_error().splitlines()[0][:200]

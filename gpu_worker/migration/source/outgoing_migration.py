@@ -268,19 +268,11 @@ class OutgoingMigration:
             sender.close()
 
     async def _prepare(self, connection: TargetConnection, number: int) -> MigrationReservation:
-        worker, info = self._worker, self._worker.blocks.info
+        worker = self._worker
         self._num_asked = self._num_full_blocks()
         going = [index for index, branch in enumerate(self._log.branches) if not branch.ended]
-        asked = MigrationRequest(
-            *(self._seq_id, self.epoch, number, worker.incarnation), *(info.fingerprint, info.layout, info.numerics)
-        )
         try:
-            try:
-                held = await connection.client.prepare(asked)
-            except ServingError as error:
-                if not await self._give_adapter(connection, error):
-                    raise
-                held = await connection.client.prepare(asked)
+            held = await self._reserve(connection, number)
         except ServingError as error:
             if error.code in REFUSED_BY_TARGET:
                 raise TargetRefused(error) from error
@@ -296,6 +288,20 @@ class OutgoingMigration:
             worker.connections.abort_ticket(connection.target, held.ticket)
             raise
         return held
+
+    async def _reserve(self, connection: TargetConnection, number: int) -> MigrationReservation:
+        """Calls Prepare, and once more if the target lacked the adapter and got it from here."""
+        info = self._worker.blocks.info
+        asked = MigrationRequest(
+            *(self._seq_id, self.epoch, number, self._worker.incarnation),
+            *(info.fingerprint, info.layout, info.numerics),
+        )
+        try:
+            return await connection.client.prepare(asked)
+        except ServingError as error:
+            if not await self._give_adapter(connection, error):
+                raise
+        return await connection.client.prepare(asked)
 
     async def _give_adapter(self, connection: TargetConnection, refusal: ServingError) -> bool:
         """Whether the target lacked the adapter, and has it now."""
