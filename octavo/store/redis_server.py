@@ -209,8 +209,8 @@ class RedisServer:
     ) -> AsyncGenerator[bytes, None]:
         """The messages on the channels, until the caller stops iterating. The iteration has a connection of its own.
 
-        After an outage it connects again, and each time `on_listening` is called. Messages that are published during an
-        outage are lost.
+        After an outage, and when another server has become the primary, it connects again, and each time `on_listening`
+        is called. Messages that are published meanwhile are lost.
         """
         pause_s = 0.05
         while True:
@@ -220,7 +220,7 @@ class RedisServer:
                 await subscriber.subscribe(*channels)
                 on_listening()
                 pause_s = 0.05
-                async with aclosing(messages(subscriber)) as payloads:
+                async with aclosing(messages(subscriber, partial(self._is_newest, self.generation))) as payloads:
                     async for payload in payloads:
                         yield payload
             except (RedisError, OSError, TimeoutError, RuntimeError) as error:
@@ -232,11 +232,15 @@ class RedisServer:
                 await subscriber.aclose()
                 await connection.aclose()
 
+    def _is_newest(self, generation: int) -> bool:
+        return self.generation == generation
 
-async def messages(subscriber: Any) -> AsyncGenerator[bytes, None]:
+
+async def messages(subscriber: Any, is_current: Callable[[], bool]) -> AsyncGenerator[bytes, None]:
     """The messages that a subscriber gets. Raises ConnectionLost when the server has said nothing for SILENT_S.
 
-    A subscriber only reads. If the server is gone without a word, as after a cut of the network, only a ping tells.
+    A subscriber only reads. If the server is gone without a word, as after a cut of the network, only a ping tells. And
+    a server that has become a replica answers pings: what other calls know of the store says whether it is current.
     """
     heard_at = time.monotonic()
     while True:
@@ -245,6 +249,8 @@ async def messages(subscriber: Any) -> AsyncGenerator[bytes, None]:
             heard_at = time.monotonic()
             if message["type"] == "message":
                 yield message["data"]
+        elif not is_current():
+            raise ConnectionLost("the store has another primary, or has restarted")
         elif time.monotonic() - heard_at > SILENT_S:
             raise ConnectionLost("the store does not answer a ping")
         else:

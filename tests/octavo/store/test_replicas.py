@@ -1,5 +1,6 @@
 """A primary and a replica: what waits for the replica survives the primary, and clients find whichever is promoted."""
 
+import asyncio
 import os
 import shutil
 import signal
@@ -20,7 +21,9 @@ from octavo.process.retry import until_answered
 from octavo.request.errors import Mismatch, StoreUnavailable
 from octavo.request.ids import Incarnation
 from octavo.request.record import NewSequence
+from octavo.store import redis_server
 from octavo.store.calls import AppendItem, AppendStatus, QueueLimits, TakeReason, TakeRequest
+from octavo.store.codec import lifeline_channel
 from octavo.store.redis import RedisStore
 from octavo.store.redis_server import RedisOptions
 
@@ -147,6 +150,27 @@ async def test_answers_survive_the_primary_after_a_promotion(pair: Pair, store: 
     await pair.follow(0, 1)
     status = await until_answered(lambda: append(store, sequence, answered, [7]), patience_s=20)
     assert status in (AppendStatus.OK, AppendStatus.DUP)
+
+
+async def test_a_lifeline_goes_along_when_primary_and_replica_change_places(
+    pair: Pair, store: Any, new: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A replica that was the primary keeps its connections, and answers pings."""
+    monkeypatch.setattr(redis_server, "PING_S", 0.1)
+    times_held: list[None] = []
+    holding = asyncio.create_task(store.hold_lifeline(W1, lambda: times_held.append(None)))
+
+    async def hears(index: int) -> bool:
+        return dict(await pair.clients[index].pubsub_numsub(lifeline_channel(W1)))[lifeline_channel(W1).encode()] == 1
+
+    await until(lambda: hears(0))
+    await pair.clients[1].replicaof("NO", "ONE")
+    await pair.clients[0].replicaof("127.0.0.1", str(pair.ports[1]))
+    await begin(store, new("s"))
+    await until(lambda: hears(1))
+    assert not await hears(0) and len(times_held) == 2
+    holding.cancel()
+    await asyncio.wait([holding])
 
 
 async def test_without_a_primary_the_error_names_every_server(pair: Pair) -> None:
