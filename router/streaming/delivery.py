@@ -61,7 +61,11 @@ class Delivery:
     @property
     def ended(self) -> bool:
         """Whether all branches have ended. `next_piece` may still have pieces."""
-        return self._num_running == 0
+        return self._num_running == 0 and (self.failure is not None or not self._awaits_scores)
+
+    @property
+    def _awaits_scores(self) -> bool:
+        return any(self.branch_scores[branch] is None for branch in self._without_score)
 
     @property
     def selects_best(self) -> bool:
@@ -118,7 +122,8 @@ class Delivery:
             self.failure, self.failure_epoch, self.unsettled = item.failure, item.epoch, True
         reader, score = self.readers[item.branch], item.cumulative_logprob
         if reader.finish:
-            if item.branch in self._without_score and score is not None and item.end == reader.next_index:
+            is_score = score is not None and item.end == reader.next_index
+            if item.branch in self._without_score and (is_score or item.finish):
                 self.branch_scores[item.branch], self.unsettled = score, True
                 self._without_score.discard(item.branch)
             return True
@@ -129,6 +134,10 @@ class Delivery:
             self.branch_scores[item.branch] = score
         self._add_run(reader, item.first_index, item.token_ids, item.chain, item.finish, item.scores)
         self.unsettled |= bool(reader.finish) and not (item.finish and reader.next_index == item.end)
+        is_cut = reader.finish is FinishReason.STOP and not item.finish
+        if is_cut and self._ranked is not None and self.branch_scores[item.branch] is None:
+            # A stop string in what a new owner found in the journal. The score there is not known, but that of its end.
+            self._without_score.add(item.branch)
         return True
 
     def add_journals(self, snapshot: Snapshot, first_indexes: Sequence[int]) -> None:

@@ -82,6 +82,20 @@ def test_a_late_client_learns_an_unsettled_score():
     assert [bytes(piece.token_ids) for piece in pieces_of(delivery)] == [b"aq"]
 
 
+def test_a_stop_string_in_tokens_without_a_score_waits_for_the_score_of_the_end():
+    """A new owner sends what the journal had without scores, where the answers of the old one were lost."""
+    delivery, _ = delivery_of(RANKED)
+    assert delivery.add_item(item(0, 0, b"aq", chain_after(b"aq")))
+    assert delivery.add_item(item(1, 0, b"xyz", chain_after(b"xyz"), LENGTH, -4.0))
+    assert (delivery.ended, delivery.stopped_branches(), delivery.next_piece()) == (False, [], None)
+    assert delivery.add_item(item(0, 2, b"b", chain_after(b"aqb"), NONE, -2.0))
+    assert not delivery.ended, "how far the worker is by now says nothing"
+    assert delivery.add_item(item(0, 3, b"c", chain_after(b"aqbc"), LENGTH, -3.0))
+    assert delivery.ended and delivery.unsettled
+    assert delivery.stopped_branches() == [StoppedBranch(0, 2, -3.0)]
+    assert [bytes(piece.token_ids) for piece in pieces_of(delivery)] == [b"aq"]
+
+
 def test_an_ended_record_is_told_of_a_cut():
     """No worker sends the score at the stop string any more: the record's scores decide, for every client alike."""
     delivery, snapshot = delivery_of(RANKED)
