@@ -169,11 +169,15 @@ class Llama::Run {
         }
     }
 
-    // After all parts of a step, in the front: the normed states of its rows.
-    void take_rows(const TensorRef& hidden) {
-        if (stages() > 1) {
+    // After all parts of a step, in the front: until then the last stage reads the step and writes its keys and values.
+    void wait_for_stages() {
+        if (stages() > 1 && share_.team->rank() == 0) {
             thread_.each(1, [&](std::int64_t) { share_.team->wait_for_end(); });
         }
+    }
+
+    // Then the normed states of the step's rows.
+    void take_rows(const TensorRef& hidden) {
         const float* x = x_ - part_.first * s_.hidden;
         each(step_.rows.shape[0], [&](std::int64_t i) {
             const float* from = x + step_.rows.as<std::int64_t>()[i] * s_.hidden;
@@ -505,8 +509,10 @@ void Llama::run(const TensorRef& hidden, const LlamaStep& step, const std::vecto
         for (std::int64_t i = 0; i < parts; ++i) {
             Run(*this, space_->parts[i], kv, thread, threads)();
         }
-        if (hidden.given()) {
-            Run(*this, space_->parts[0], kv, thread, threads).take_rows(hidden);
+        Run whole(*this, space_->parts[0], kv, thread, threads);
+        whole.wait_for_stages();
+        if (hidden.given()) {  // some row is wanted
+            whole.take_rows(hidden);
         }
     });
 }

@@ -7,7 +7,9 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from guard.processes import descendants
@@ -20,6 +22,7 @@ from gpu_worker.group.rank_process import RankProcess
 from gpu_worker.group.rank_task import RankTask
 from gpu_worker.group.rank_watch import RankFailed, RankWatch
 from gpu_worker.group.shared_memory import SharedMemory
+from gpu_worker.steps.runner import StepOutput
 
 from .conftest import SIZES
 
@@ -35,6 +38,18 @@ def seconds_until(fails: Callable[[], None], most_s: float = 20.0) -> float:
             break
         time.sleep(0.01)
     return time.monotonic() - began
+
+
+def lose_in_a_step(runner: GroupRunner, pid: int, signal_: signal.Signals) -> None:
+    """Sends a rank a signal while the tenth step from now on runs, or the one after it: an output may soon be there."""
+    run, num_left = runner.run, iter(range(9, -1, -1))
+
+    def counted(*arguments: Any) -> StepOutput:
+        if next(num_left, None) == 0:
+            threading.Timer(0.0005, os.kill, (pid, signal_)).start()
+        return run(*arguments)
+
+    runner.run = counted  # type: ignore[method-assign]
 
 
 def expect_the_end(llm: LLM, runner: GroupRunner, says: str) -> None:
@@ -56,7 +71,7 @@ def test_a_rank_that_is_killed_in_a_step_of_experts_or_of_gpt_ends_the_group(
         runner = group(2, patience_s=0.5, model=folders(kind))
         llm = LLM(str(folders(kind)), runner=runner)
         llm.generate("a", SamplingParams(max_tokens=1), use_tqdm=False)
-        threading.Timer(0.2, os.kill, (runner.rank_pids[0], signal_)).start()
+        lose_in_a_step(runner, runner.rank_pids[0], signal_)
         expect_the_end(llm, runner, says)
 
 
@@ -76,8 +91,31 @@ def test_a_rank_that_is_lost_ends_the_group(
         if signal_ == signal.SIGKILL:  # one that hangs is seen by the next step alone
             assert seconds_until(runner.check_device) < 5
     else:
-        threading.Timer(0.2, os.kill, (lost, signal_)).start()
+        lose_in_a_step(runner, lost, signal_)
     expect_the_end(llm, runner, says)
+
+
+def test_a_step_of_which_no_row_is_wanted_waits_for_the_last_stage(
+    group: Callable[..., GroupRunner], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A piece in the middle of a prompt: a stage still reads the step, and writes its keys and values."""
+    runner = group(1, stages=2)
+    llm = LLM(str(folder), runner=runner, max_batch_tokens=SIZES["max_batch_tokens"])
+    llm.generate("a", SamplingParams(max_tokens=1), use_tqdm=False)
+    returned, run = threading.Event(), runner.run
+
+    def noted(*arguments: Any) -> StepOutput:
+        output = run(*arguments)
+        returned.set()
+        return output
+
+    monkeypatch.setattr(runner, "run", noted)
+    os.kill(runner.rank_pids[0], signal.SIGSTOP)
+    with ThreadPoolExecutor(1) as executor:
+        answer = executor.submit(llm.generate, "b" * 150, SamplingParams(max_tokens=1), use_tqdm=False)
+        assert not returned.wait(0.5)
+        os.kill(runner.rank_pids[0], signal.SIGCONT)
+        assert len(answer.result()[0].outputs[0].token_ids) == 1
 
 
 class PoorRank(RankProcess):
