@@ -122,8 +122,8 @@ class Delivery:
             self.failure, self.failure_epoch, self.unsettled = item.failure, item.epoch, True
         reader, score = self.readers[item.branch], item.cumulative_logprob
         if reader.finish:
-            is_score = score is not None and item.end == reader.next_index
-            if item.branch in self._without_score and (is_score or item.finish):
+            counts = item.end == reader.next_index or (item.finish and self.branch_scores[item.branch] is None)
+            if item.branch in self._without_score and score is not None and counts:
                 self.branch_scores[item.branch], self.unsettled = score, True
                 self._without_score.discard(item.branch)
             return True
@@ -136,7 +136,8 @@ class Delivery:
         self.unsettled |= bool(reader.finish) and not (item.finish and reader.next_index == item.end)
         is_cut = reader.finish is FinishReason.STOP and not item.finish
         if is_cut and self._ranked is not None and self.branch_scores[item.branch] is None:
-            # A stop string in what a new owner found in the journal. The score there is not known, but that of its end.
+            # A stop string in what a new owner found in the journal: nobody tells the score there. That of the branch's
+            # end, which its worker or the record tells, counts instead.
             self._without_score.add(item.branch)
         return True
 

@@ -40,7 +40,7 @@ def seconds_until(fails: Callable[[], None], most_s: float = 20.0) -> float:
     return time.monotonic() - began
 
 
-def lose_in_a_step(runner: GroupRunner, pid: int, signal_: signal.Signals) -> None:
+def lose_in_a_step(monkeypatch: pytest.MonkeyPatch, runner: GroupRunner, pid: int, signal_: signal.Signals) -> None:
     """Sends a rank a signal while the tenth step from now on runs, or the one after it: an output may soon be there."""
     run, num_left = runner.run, iter(range(9, -1, -1))
 
@@ -49,7 +49,7 @@ def lose_in_a_step(runner: GroupRunner, pid: int, signal_: signal.Signals) -> No
             threading.Timer(0.0005, os.kill, (pid, signal_)).start()
         return run(*arguments)
 
-    runner.run = counted  # type: ignore[method-assign]
+    monkeypatch.setattr(runner, "run", counted)
 
 
 def expect_the_end(llm: LLM, runner: GroupRunner, says: str) -> None:
@@ -64,14 +64,17 @@ def expect_the_end(llm: LLM, runner: GroupRunner, says: str) -> None:
 
 @pytest.mark.parametrize("kind", ["Mixtral", "GPT2"])
 def test_a_rank_that_is_killed_in_a_step_of_experts_or_of_gpt_ends_the_group(
-    group: Callable[..., GroupRunner], folders: Callable[[str], Path], kind: str
+    group: Callable[..., GroupRunner],
+    folders: Callable[[str], Path],
+    kind: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A rank that hangs there is waited for as long as in any step."""
     for signal_, says in ((signal.SIGKILL, "killed by signal 9"), (signal.SIGSTOP, r"rank 1 (\(pid \d+\) )?has")):
         runner = group(2, patience_s=0.5, model=folders(kind))
         llm = LLM(str(folders(kind)), runner=runner)
         llm.generate("a", SamplingParams(max_tokens=1), use_tqdm=False)
-        lose_in_a_step(runner, runner.rank_pids[0], signal_)
+        lose_in_a_step(monkeypatch, runner, runner.rank_pids[0], signal_)
         expect_the_end(llm, runner, says)
 
 
@@ -80,7 +83,12 @@ def test_a_rank_that_is_killed_in_a_step_of_experts_or_of_gpt_ends_the_group(
     ("signal_", "says"), [(signal.SIGKILL, "killed by signal 9"), (signal.SIGSTOP, r"rank 2 (\(pid \d+\) )?has")]
 )
 def test_a_rank_that_is_lost_ends_the_group(
-    group: Callable[..., GroupRunner], folder: Path, signal_: signal.Signals, says: str, idle: bool
+    group: Callable[..., GroupRunner],
+    folder: Path,
+    signal_: signal.Signals,
+    says: str,
+    idle: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     runner = group(3, patience_s=0.5)
     llm = LLM(str(folder), runner=runner)
@@ -91,7 +99,7 @@ def test_a_rank_that_is_lost_ends_the_group(
         if signal_ == signal.SIGKILL:  # one that hangs is seen by the next step alone
             assert seconds_until(runner.check_device) < 5
     else:
-        lose_in_a_step(runner, lost, signal_)
+        lose_in_a_step(monkeypatch, runner, lost, signal_)
     expect_the_end(llm, runner, says)
 
 

@@ -96,6 +96,21 @@ def test_a_stop_string_in_tokens_without_a_score_waits_for_the_score_of_the_end(
     assert [bytes(piece.token_ids) for piece in pieces_of(delivery)] == [b"aq"]
 
 
+def test_an_end_without_a_score_leaves_the_score_to_the_record():
+    """The worker died after the end, and the next one found the whole branch in the journal."""
+    delivery, snapshot = delivery_of(RANKED)
+    record = snapshot.record
+    assert delivery.add_item(item(0, 0, b"aq", chain_after(b"aq")))
+    assert delivery.add_item(item(0, 2, b"bc", chain_after(b"aqbc"), LENGTH))
+    assert delivery.add_item(item(1, 0, b"xyz", chain_after(b"xyz"), LENGTH, -4.0))
+    assert not delivery.ended
+    record.finishes, record.final_lengths, record.scores = (LENGTH, LENGTH), (4, 3), (-3.0, -4.0)
+    delivery.add_journals(Snapshot(record, PROMPT, (b"aqbc", b"xyz"), 0), (0, 0))
+    assert delivery.ended and delivery.returned_scores() == [-3.0]
+    assert delivery.add_item(item(0, 2, b"bc", chain_after(b"aqbc"), LENGTH)), "said again"
+    assert delivery.returned_scores() == [-3.0]
+
+
 def test_an_ended_record_is_told_of_a_cut():
     """No worker sends the score at the stop string any more: the record's scores decide, for every client alike."""
     delivery, snapshot = delivery_of(RANKED)
