@@ -40,24 +40,28 @@ double packed_at(const Weight& weight, std::int64_t row, std::int64_t col) {
     if (weight.format == Format::kBf16Pairs) {
         return read(first + i / 2 * 64 + place * 4 + i % 2 * 2, DType::kBF16);
     }
-    if (columns_of(weight.format) == kSuperblock) {
+    if (has_superblocks(weight.format)) {
         return superblock_at(weight, row, col);
     }
-    const auto* scales = first + numbers_bytes(weight.format);
+    const auto* high = first + numbers_bytes(weight.format);
+    const auto* scales = high + high_bytes(weight.format);
     const double scale = read(scales + place * 2, DType::kF16);
     if (weight.format == Format::kQ8) {
         return scale * (first[i / 4 * 64 + place * 4 + i % 4] - 128);
     }
     const int byte = first[i % 16 / 4 * 64 + place * 4 + i % 4];
-    const int nibble = i < 16 ? byte & 15 : byte >> 4;
-    if (weight.format == Format::kQ4) {
-        return scale * (nibble - 8);
-    }
+    int nibble = i < 16 ? byte & 15 : byte >> 4;
     if (weight.format == Format::kMxfp4) {
         return scale * kMxfp4Numbers[nibble];
     }
     if (weight.format == Format::kIq4Nl) {
         return scale * kIq4Numbers[nibble];
+    }
+    if (weight.format == Format::kQ5 || weight.format == Format::kQ5Mins) {
+        nibble += 16 * (high[place * 4 + i % 4] >> (i / 4) & 1);
+    }
+    if (!has_minimums(weight.format)) {
+        return scale * (nibble - (weight.format == Format::kQ5 ? 16 : 8));
     }
     const double minimum = read(scales + (kGroupRows + place) * 2, DType::kF16);
     return scale * nibble + (weight.format == Format::kQ4Zeros ? scale * minimum : minimum);

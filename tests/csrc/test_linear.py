@@ -17,7 +17,8 @@ PLAIN = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 SUPERBLOCKS = {"q4_k": "Q4_K", "q5_k": "Q5_K", "q6_k": "Q6_K", "iq4_xs": "IQ4_XS"}  # of 256 columns
 RANDOM = {"iq4_nl": "IQ4_NL"} | SUPERBLOCKS  # types that the gguf package decodes, and does not make
 # Packed, with inputs in two digits. GGUF has no zeros: q4_zeros has its numbers as Q4_1 has them.
-DIGITS = {"q8": "Q8_0", "q4": "Q4_0", "q4_mins": "Q4_1", "q4_zeros": "Q4_1", "mxfp4": "MXFP4"} | RANDOM
+DIGITS = {"q8": "Q8_0", "q4": "Q4_0", "q4_mins": "Q4_1", "q4_zeros": "Q4_1", "mxfp4": "MXFP4"}
+DIGITS |= {"q5": "Q5_0", "q5_mins": "Q5_1"} | RANDOM
 PACKED = (*DIGITS, "halves")
 fuzz = settings(max_examples=draws(8, 50), suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 

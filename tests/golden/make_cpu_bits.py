@@ -37,10 +37,12 @@ def linears(extension: ModuleType) -> dict[str, Tensor]:
     weights = numbers(48, 96, seed=7)
     for name, dtype in PLAIN.items():
         found[f"linear {name}"] = linear(extension, x, extension.Weight(weights.to(dtype), name, 48, 96))
-    for name in ("q8", "q4", "q4_mins", "q4_zeros", "mxfp4", "iq4_nl"):
+    for name in ("q8", "q4", "q4_mins", "q4_zeros", "mxfp4", "iq4_nl", "q5", "q5_mins"):
         data = torch.zeros(extension.packed_bytes(name, 48, 96), dtype=torch.uint8)
         if name in ("q4_mins", "q4_zeros"):
             extension.repack(data, q4_1(48, 3, zeros=name == "q4_zeros"), name, 48, 96)
+        elif name in ("q5", "q5_mins"):
+            extension.repack(data, fives(48, 3, minimums=name == "q5_mins"), name, 48, 96)
         elif name in ("mxfp4", "iq4_nl"):
             extension.repack(data, codes(48, 3), name, 48, 96)
         else:
@@ -69,6 +71,14 @@ def q4_1(num_rows: int, num_blocks: int, zeros: bool = False) -> Tensor:
     head = heads.half().view(torch.uint8)
     digits = ((numbers(num_rows, num_blocks, 16, seed=11) + 2) * 64).to(torch.uint8)
     return torch.cat((head, digits), dim=2).view(num_rows, -1)
+
+
+def fives(num_rows: int, num_blocks: int, minimums: bool) -> Tensor:
+    """Rows of blocks of Q5_1 or Q5_0: those of Q4_1, with a bit of each number between their head and the others."""
+    blocks = q4_1(num_rows, num_blocks).view(num_rows, num_blocks, 20)
+    bits = ((numbers(num_rows, num_blocks, 4, seed=17) + 2) * 64).to(torch.uint8)
+    head = blocks[:, :, : 4 if minimums else 2]
+    return torch.cat((head, bits, blocks[:, :, 4:]), dim=2).view(num_rows, -1)
 
 
 def codes(num_rows: int, num_blocks: int) -> Tensor:

@@ -143,7 +143,6 @@ inline void as_is(Whole8& a) { __asm__("" : "+x"(a)); }
 // then the others.
 template <Format kFormat>
 inline void spread_rows(const std::uint8_t* p, const std::uint8_t* high, std::int16_t (*to)[2]) {
-    constexpr bool kSigned = has_signed_numbers(kFormat);
     __m256i bytes[8];
     const auto take = [&](const auto& from, int first, int count) {
         for (int i = 0; i < count; ++i) {
@@ -152,10 +151,10 @@ inline void spread_rows(const std::uint8_t* p, const std::uint8_t* high, std::in
     };
     if (kFormat == Format::kQ8) {
         take(bytes_of(p), 0, 8);
-    } else if (kFormat == Format::kQ6K) {
+    } else if (has_halves(kFormat)) {
         take(sixes_of(p, high, 0), 0, 4);
         take(sixes_of(p, high, 1), 4, 4);
-    } else if (kFormat == Format::kQ5K) {
+    } else if (high_bits(kFormat) == 1) {
         take(fives_of(p, high), 0, 8);
     } else if constexpr (has_codes(kFormat)) {
         take(coded_of<kFormat>(p), 0, 8);
@@ -164,9 +163,10 @@ inline void spread_rows(const std::uint8_t* p, const std::uint8_t* high, std::in
     }
 #pragma GCC unroll 8
     for (int i = 0; i < 8; ++i, to += 2 * kGroupRows) {
-        const __m256i even = kSigned ? _mm256_srai_epi16(_mm256_slli_epi16(bytes[i], 8), 8)
-                                     : _mm256_and_si256(bytes[i], _mm256_set1_epi16(255));
-        const __m256i odd = kSigned ? _mm256_srai_epi16(bytes[i], 8) : _mm256_srli_epi16(bytes[i], 8);
+        constexpr bool kWithSign = has_signed_numbers(kFormat);
+        const __m256i even = kWithSign ? _mm256_srai_epi16(_mm256_slli_epi16(bytes[i], 8), 8)
+                                       : _mm256_and_si256(bytes[i], _mm256_set1_epi16(255));
+        const __m256i odd = kWithSign ? _mm256_srai_epi16(bytes[i], 8) : _mm256_srli_epi16(bytes[i], 8);
         _mm256_store_si256(reinterpret_cast<__m256i*>(to), even);
         _mm256_store_si256(reinterpret_cast<__m256i*>(to + kGroupRows), odd);
     }

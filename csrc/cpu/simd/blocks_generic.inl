@@ -73,9 +73,7 @@ constexpr CodePairs kCodePairs = make_code_pairs<kFormat>();
 
 // Of four rows the bytes of four neighbours of k: numbers, or numbers that are kOffset<kFormat> larger.
 template <Format kFormat>
-constexpr std::int16_t kOffset = kFormat == Format::kQ6K       ? 32
-                                 : has_signed_numbers(kFormat) ? 128
-                                                               : 0;
+constexpr std::int16_t kOffset = has_signed_numbers(kFormat) ? static_cast<std::int16_t>(offset_of(kFormat)) : 0;
 template <Format kFormat>
 inline U4 four_bytes(const std::uint8_t* p, const std::uint8_t* high, unsigned four) {
     if (kFormat == Format::kQ8) {
@@ -83,10 +81,10 @@ inline U4 four_bytes(const std::uint8_t* p, const std::uint8_t* high, unsigned f
     }
     const unsigned half = four / 4, place = four % 4;
     U4 bytes = load4_words(p + 64 * place) >> (4 * half) & 0x0f0f0f0fU;
-    if (kFormat == Format::kQ5K) {
+    if (high_bits(kFormat) == 1) {
         const U4 bits = load4_words(high) >> place;
         bytes |= half == 0 ? (bits & 0x01010101U) << 4 : bits & 0x10101010U;
-    } else if (kFormat == Format::kQ6K) {
+    } else if (high_bits(kFormat) == 2) {
         bytes |= (load4_words(high + 64 * half) >> (2 * place) & 0x03030303U) << 4;
     } else if constexpr (has_codes(kFormat)) {
         const U4 twos = (bytes | bytes >> 4) & 0x00ff00ffU;  // codes of two neighbours

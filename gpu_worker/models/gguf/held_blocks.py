@@ -1,8 +1,7 @@
-"""Rewrites five GGUF types that have no kernel as blocks of a type that has one, with equal numbers (HELD_AS).
+"""Rewrites four GGUF types that have no kernel as blocks of a type that has one, with equal numbers (HELD_AS).
 
 | of | in | because |
 |---|---|---|
-| Q5_0 | Q8_0 | 32 numbers share a factor, and each is a whole number of 8 bits |
 | TQ1_0, TQ2_0 | Q4_0 | 256 numbers share a factor, and each is from -1 to 2: eight blocks with that factor |
 | Q3_K, IQ3_S | Q6_K | 256 share a factor, each 16 or 32 a whole scale of 8 bits, and each is a whole number of 6 bits |
 
@@ -50,10 +49,6 @@ def _divided(kind: TensorType, blocks: Bytes) -> tuple[Bytes, Floats]:
     return blocks[:, place], dequantize(ones, GGMLQuantizationType(kind))
 
 
-def _q8_0(_: TensorType, blocks: Bytes, factors: Bytes, numbers: Floats) -> Bytes:
-    return np.hstack([factors, numbers.astype(np.int8).view(np.uint8)])
-
-
 def _q4_0(_: TensorType, blocks: Bytes, factors: Bytes, numbers: Floats) -> Bytes:
     halves = (numbers + 8).astype(np.uint8).reshape(-1, 2, 16)
     return np.hstack([factors.repeat(8, axis=0), halves[:, 0] | halves[:, 1] << 4])
@@ -93,7 +88,6 @@ _SCALES: dict[TensorType, Callable[[Bytes], NDArray[np.int32]]] = {
     TensorType.IQ3_S: _scales_of_iq3_s,
 }
 _WRITERS: dict[TensorType, Callable[[TensorType, Bytes, Bytes, Floats], Bytes]] = {
-    TensorType.Q8_0: _q8_0,
     TensorType.Q4_0: _q4_0,
     TensorType.Q6_K: _q6_k,
 }

@@ -35,6 +35,8 @@ AS_STORED = (
     *FLOATS,
     TensorType.Q4_0,
     TensorType.Q4_1,
+    TensorType.Q5_0,
+    TensorType.Q5_1,
     TensorType.Q8_0,
     TensorType.Q4_K,
     TensorType.Q5_K,
