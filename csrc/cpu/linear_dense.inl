@@ -181,7 +181,8 @@ void weight_row(const Weight& weight, std::int64_t row, float* out) {
         } else {
             constexpr DType kTypes[] = {DType::kF32, DType::kF16, DType::kBF16};
             constexpr DType kType = kTypes[static_cast<int>(format())];
-            const auto* first = static_cast<const char*>(weight.data) + row * weight.stride * (kType == DType::kF32 ? 4 : 2);
+            const auto* first =
+                static_cast<const char*>(weight.data) + row * weight.stride * (kType == DType::kF32 ? 4 : 2);
             to_float(kType, first, weight.cols, out);
         }
     });

@@ -12,8 +12,8 @@ constexpr std::int64_t kFewestWide = !kDigitsApart                 ? 1
 constexpr std::int64_t kWideSlab = 48;   // columns for which a panel is spread once
 constexpr std::int64_t kWideBlocks = 8;  // of a panel, which stays in the first cache with its inputs
 
-// A block of a group. The scales are those of both halves where these have their own; else the second ones are what Scaling has as
-// minimum.
+// A block of a group. The scales are those of both halves where these have their own; else the second ones are what
+// Scaling has as minimum.
 struct alignas(64) WideBlock {
     std::int16_t numbers[kBlock / 2][kGroupRows][2];
     float scales[2][kGroupRows];
