@@ -27,7 +27,7 @@ __attribute__((always_inline)) inline void add_block(const Part<kFormat>& at, st
     const Scaling<kFormat, R> scaling(at, block, kHalf);
     if (kFormat == Format::kQ8) {
         R::template dots8<kColumns>(p, inputs, dots);
-    } else if (has_halves(kFormat)) {
+    } else if (has_half_scales(kFormat)) {
         R::template dots6<kHalf, kColumns>(p, at.high(block), inputs, dots);
     } else if (high_bits(kFormat) == 1) {
         R::template dots5<kColumns>(p, at.high(block), inputs, dots);
@@ -60,7 +60,7 @@ inline void digit_tile(const LinearJob& job, std::int64_t row, std::int64_t colu
             fetch_second(at.line(block) + kAhead + line);
         }
         add_block<kFormat, 0, R, kColumns>(at, block, inputs, sums);
-        if (has_halves(kFormat)) {
+        if (has_half_scales(kFormat)) {
             add_block<kFormat, 1, R, kColumns>(at, block, inputs, sums);
         }
     }
@@ -249,7 +249,7 @@ template <Format kFormat>
 void digit_rows(const LinearJob& job, std::int64_t row, std::int64_t end, [[maybe_unused]] float* scratch) {
     std::int64_t first = 0;
 #if defined(OCTAVO_TILES)
-    if constexpr (!has_halves(kFormat)) {  // which would take twice the tiles: vectors are as fast
+    if constexpr (!has_half_scales(kFormat)) {  // which would take twice the tiles: vectors are as fast
         static constexpr TileShapes kShapes = digit_shapes();
         Tiles tiles(kShapes);
         for (; first + kFewestInTiles <= job.columns; first += kInputColumns) {

@@ -116,7 +116,7 @@ inline void decode_block(const Part<kFormat>& at, std::int64_t block, Take take)
         return;
     }
     const F minimum = has_minimums(kFormat) ? minimum_of<kFormat, R>(at, block) : R::zero();
-    const F second = has_halves(kFormat) ? scale_of<kFormat, R>(at, block, 1) : scale;
+    const F second = has_half_scales(kFormat) ? scale_of<kFormat, R>(at, block, 1) : scale;
 #pragma GCC unroll 2
     for (std::uint32_t high = 0; high < 2; ++high) {
 #pragma GCC unroll 16

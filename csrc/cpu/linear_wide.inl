@@ -37,7 +37,7 @@ inline void spread_block(const Weight& weight, std::int64_t row, std::int64_t bl
         const Scaling<kFormat, Rows8> scaling(at, block);
         store8(to.scales[0] + part, scaling.scale);
         store8(to.scales[1] + part,
-               has_halves(kFormat) ? Scaling<kFormat, Rows8>(at, block, 1).scale : scaling.minimum);
+               has_half_scales(kFormat) ? Scaling<kFormat, Rows8>(at, block, 1).scale : scaling.minimum);
     }
 }
 
@@ -82,7 +82,7 @@ __attribute__((noinline)) void wide_tile(const WideBlock* weights, const WideInp
                 }
             }
         };
-        if (has_halves(kFormat)) {
+        if (has_half_scales(kFormat)) {
             wide_dots<0, 8>(*weights, x, dots);
             add(0);
             wide_dots<8, 8>(*weights, x, dots);

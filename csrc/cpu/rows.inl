@@ -166,7 +166,7 @@ struct Rows16 {
     static F number_of(const std::uint8_t* p, std::uint32_t shift) {
         const __m512 numbers =  // by four bits
             kFormat == Format::kMxfp4 ? _mm512_setr_ps(0, 1, 2, 3, 4, 6, 8, 12, -0.0F, -1, -2, -3, -4, -6, -8, -12)
-                                      : signed_bytes(reinterpret_cast<const std::uint8_t*>(kIq4Numbers));
+                                      : signed_bytes(reinterpret_cast<const std::uint8_t*>(shape_of(kFormat).codes));
         return _mm512_permutexvar_ps(_mm512_srlv_epi32(piece(p), _mm512_set1_epi32(static_cast<int>(shift))), numbers);
     }
 

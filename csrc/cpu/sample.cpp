@@ -1,6 +1,7 @@
 #include "octavo/sample.h"
 
 #include <algorithm>
+#include <limits>
 #include <vector>
 
 #include "drawer.h"

@@ -74,7 +74,7 @@ void put_block(const Place& to, const std::uint8_t* from, Format format) {
             bytes[i] ^= 0x80U;
         }
     }
-    if (high_bits(format) != 0) {
+    if (high_bits(format) == 1) {
         const Four word = fifth_bits(numbers - 4);
         std::memcpy(to.high, &word, 4);
     }
@@ -181,10 +181,10 @@ void round_block(const float* values, Format format, std::uint8_t* gguf) {
 Format format_named(const char* name) {
     std::string known;
     for (int i = 0; i < kNumFormats; ++i) {
-        if (std::strcmp(name, kShapes[i].name) == 0) {
+        if (std::strcmp(name, kFormats[i].name) == 0) {
             return static_cast<Format>(i);
         }
-        known += i == 0 ? kShapes[i].name : std::string(", ") + kShapes[i].name;
+        known += i == 0 ? kFormats[i].name : std::string(", ") + kFormats[i].name;
     }
     throw ArgumentError("format", std::string(name) + " is not one of " + known);
 }
@@ -225,7 +225,9 @@ Weight make_weight(const TensorRef& data, Format format, std::int64_t rows, std:
 
 void repack(const TensorRef& packed, const TensorRef& gguf, Format format, std::int64_t rows, std::int64_t cols) {
     const std::int64_t bytes = shape_of(format).gguf_bytes;
-    require(bytes != 0, "format", "is none that GGUF has");
+    if (bytes == 0) {
+        throw ArgumentError("format", std::string(name_of(format)) + " is none that GGUF has");
+    }
     check_packed(packed, format, rows, cols);
     const std::int64_t columns = columns_of(format), blocks = cols / columns;
     expect(gguf, "gguf", {rows, blocks * bytes}, DType::kU8);

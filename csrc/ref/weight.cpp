@@ -50,21 +50,21 @@ double packed_at(const Weight& weight, std::int64_t row, std::int64_t col) {
         return scale * (first[i / 4 * 64 + place * 4 + i % 4] - 128);
     }
     const int byte = first[i % 16 / 4 * 64 + place * 4 + i % 4];
-    int nibble = i < 16 ? byte & 15 : byte >> 4;
+    int number = i < 16 ? byte & 15 : byte >> 4;
     if (weight.format == Format::kMxfp4) {
-        return scale * kMxfp4Numbers[nibble];
+        return scale * kMxfp4Numbers[number];
     }
     if (weight.format == Format::kIq4Nl) {
-        return scale * kIq4Numbers[nibble];
+        return scale * kIq4Numbers[number];
     }
     if (weight.format == Format::kQ5 || weight.format == Format::kQ5Mins) {
-        nibble += 16 * (high[place * 4 + i % 4] >> (i / 4) & 1);
+        number += 16 * (high[place * 4 + i % 4] >> (i / 4) & 1);
     }
     if (!has_minimums(weight.format)) {
-        return scale * (nibble - (weight.format == Format::kQ5 ? 16 : 8));
+        return scale * (number - (weight.format == Format::kQ5 ? 16 : 8));
     }
     const double minimum = read(scales + (kGroupRows + place) * 2, DType::kF16);
-    return scale * nibble + (weight.format == Format::kQ4Zeros ? scale * minimum : minimum);
+    return scale * number + (weight.format == Format::kQ4Zeros ? scale * minimum : minimum);
 }
 
 double weight_at(const Weight& weight, std::int64_t row, std::int64_t col) {

@@ -1,6 +1,7 @@
 """GGUF files with random blocks in the shapes of published models, of the types that llama.cpp's Q4_K_M mixes.
 
-The tokenizer is the demo model's, with as many tokens that no text becomes as the shape's vocabulary has more.
+All have tied embeddings. The tokenizer is the demo model's without its chat template, with as many tokens that no text
+becomes as the shape's vocabulary has more.
 """
 
 import sys
@@ -26,6 +27,7 @@ def write_q4_k_m(shape: str, directory: Path) -> Path:
     if path.exists():
         return path
     config = SHAPES[shape]
+    directory.mkdir(parents=True, exist_ok=True)
     writer = gguf.GGUFWriter(path.with_suffix(".new"), config["model_type"])
     writer.add_block_count(config["num_hidden_layers"])
     writer.add_context_length(config["max_position_embeddings"])
@@ -54,7 +56,7 @@ def write_q4_k_m(shape: str, directory: Path) -> Path:
 
 
 def _kind(name: str, layer: int, layers: int) -> str:
-    """Values, the last product of half of the layers, and the embeddings have more bits."""
+    """The embeddings have more bits, and in half of the layers the values and the last product."""
     more = layer < layers // 8 or layer >= 7 * layers // 8 or (layer - layers // 8) % 3 == 2
     return "Q6_K" if name == "token_embd" or (more and name.endswith(("attn_v", "ffn_down"))) else "Q4_K"
 

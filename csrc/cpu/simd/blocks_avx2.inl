@@ -151,7 +151,7 @@ inline void spread_rows(const std::uint8_t* p, const std::uint8_t* high, std::in
     };
     if (kFormat == Format::kQ8) {
         take(bytes_of(p), 0, 8);
-    } else if (has_halves(kFormat)) {
+    } else if (has_half_scales(kFormat)) {
         take(sixes_of(p, high, 0), 0, 4);
         take(sixes_of(p, high, 1), 4, 4);
     } else if (high_bits(kFormat) == 1) {
@@ -209,7 +209,7 @@ template <Format kFormat>
 inline F8 number8(Words w, std::uint32_t shift) {
     const __m256i codes = _mm256_srlv_epi32(w.v, _mm256_set1_epi32(static_cast<int>(shift)));
     if (kFormat != Format::kMxfp4) {
-        const auto* numbers = reinterpret_cast<const std::uint8_t*>(kIq4Numbers);
+        const auto* numbers = reinterpret_cast<const std::uint8_t*>(shape_of(kFormat).codes);
         const F8 low = _mm256_permutevar8x32_ps(load8_i8(numbers), codes);  // by three bits
         const F8 high = _mm256_permutevar8x32_ps(load8_i8(numbers + 8), codes);
         return _mm256_blendv_ps(low, high, _mm256_castsi256_ps(_mm256_slli_epi32(codes, 28)));

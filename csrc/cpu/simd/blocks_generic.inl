@@ -14,7 +14,7 @@ inline U4 load4_words(const std::uint8_t* p) {
 template <Format kFormat>
 inline V4 numbers4(U4 codes) {
     if (kFormat != Format::kMxfp4) {
-        const auto number = [&](int i) { return static_cast<float>(kIq4Numbers[codes[i] & 15U]); };
+        const auto number = [&](int i) { return static_cast<float>(shape_of(kFormat).codes[codes[i] & 15U]); };
         return V4{number(0), number(1), number(2), number(3)};
     }
     const V4 code = signed_to_float(codes & 7U);

@@ -86,23 +86,25 @@ struct Weight {
 Format format_named(const char* name);
 const char* name_of(Format format);
 
-// What a packed format is made of.
+// What a format is made of.
 enum Traits : unsigned {
-    kMinimums = 1,  // something is added to numbers times scale
-    kHalves = 2,    // columns 0 … 15 of a block have a scale of their own
-    kSigned = 4     // products see each number with its sign, so that nothing is added to their sum times the scale
+    kMinimums = 1,    // something is added to numbers times scale
+    kHalfScales = 2,  // columns 0 … 15 of a block have a scale of their own
+    kSigned = 4       // products see each number with its sign, so that nothing is added to their sum times the scale;
+                      // scales of superblocks have one, too
 };
 struct FormatShape {
     const char* name;
-    std::int64_t gguf_bytes = 0;         // of the GGUF block that it is repacked from
+    std::int64_t gguf_bytes = 0;         // of a block that it is repacked from: one of GGUF, or formed like that
     std::int64_t columns = 1;            // packed together: a matrix has a multiple of them
-    std::int64_t bits = 0;               // of a number, but for the higher ones
-    std::int64_t high_bits = 0;          // which lie in pieces of their own
-    float offset = 0;                    // by which the bits (of codes, what products take) are larger than the number
+    std::int64_t bits = 0;               // of a number that lie together
+    std::int64_t high_bits = 0;          // of a number that lie in pieces of their own
+    float offset = 0;                    // what products without signs see is larger by that
     unsigned traits = 0;                 // of Traits
     const std::int8_t* codes = nullptr;  // the numbers that bits stand for, if not themselves
 };
-constexpr FormatShape kShapes[] = {
+constexpr FormatShape kFormats[] = {
+    // in the order of Format
     {"f32"},
     {"f16"},
     {"bf16"},
@@ -117,15 +119,16 @@ constexpr FormatShape kShapes[] = {
     {"q5_mins", 24, kBlock, 4, 1, 0, kMinimums},
     {"q4_k", 144, kSuperblock, 4, 0, 0, kMinimums},
     {"q5_k", 176, kSuperblock, 4, 1, 0, kMinimums},
-    {"q6_k", 210, kSuperblock, 4, 2, 32, kSigned | kHalves},
+    {"q6_k", 210, kSuperblock, 4, 2, 32, kSigned | kHalfScales},
     {"iq4_xs", 136, kSuperblock, 4, 0, 128, kSigned, kIq4Numbers},
 };
-constexpr int kNumFormats = sizeof kShapes / sizeof kShapes[0];
+constexpr int kNumFormats = sizeof kFormats / sizeof kFormats[0];
+static_assert(kNumFormats == static_cast<int>(Format::kIq4Xs) + 1);
 
-static constexpr const FormatShape& shape_of(Format format) { return kShapes[static_cast<int>(format)]; }
+static constexpr const FormatShape& shape_of(Format format) { return kFormats[static_cast<int>(format)]; }
 static constexpr std::int64_t columns_of(Format format) { return shape_of(format).columns; }
 static constexpr bool has_minimums(Format format) { return (shape_of(format).traits & kMinimums) != 0; }
-static constexpr bool has_halves(Format format) { return (shape_of(format).traits & kHalves) != 0; }
+static constexpr bool has_half_scales(Format format) { return (shape_of(format).traits & kHalfScales) != 0; }
 static constexpr bool has_signed_numbers(Format format) { return (shape_of(format).traits & kSigned) != 0; }
 static constexpr bool has_codes(Format format) { return shape_of(format).codes != nullptr; }
 static constexpr float offset_of(Format format) { return shape_of(format).offset; }
@@ -136,7 +139,7 @@ static constexpr bool has_superblocks(Format format) { return columns_of(format)
 static constexpr std::int64_t numbers_bytes(Format format) { return kGroupRows * kBlock / 8 * shape_of(format).bits; }
 static constexpr std::int64_t high_bytes(Format format) { return kGroupRows * kBlock / 8 * high_bits(format); }
 static constexpr std::int64_t scale_bytes(Format format) {
-    return !has_superblocks(format) ? 0 : has_halves(format) || has_minimums(format) ? kGroupRows * 2 : kGroupRows;
+    return !has_superblocks(format) ? 0 : has_half_scales(format) || has_minimums(format) ? kGroupRows * 2 : kGroupRows;
 }
 static constexpr std::int64_t block_bytes(Format format) {
     const std::int64_t halves = format == Format::kBf16Pairs ? 0 : has_minimums(format) ? 2 : 1;

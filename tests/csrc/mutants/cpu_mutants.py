@@ -85,7 +85,10 @@ MUTANTS = of_places(
         },
         ("cpu/linear_digits.inl", GENERIC, LINEAR): {
             "offset of 4-bit numbers forgotten": ("R::set(input.scaled_sum)", "R::zero()"),
-            "offset of codes that of 4-bit numbers": ("R::set(-offset_of(kFormat))", "R::set(-8.0F)"),
+            "offset of codes that of 4-bit numbers": (
+                "R::set(-offset_of(kFormat))",
+                "R::set(kFormat == Format::kMxfp4 ? -8.0F : -offset_of(kFormat))",
+            ),
             "scale of the other half of a block": (
                 "scale(scale_of<kFormat, R>(at, block, half))",
                 "scale(scale_of<kFormat, R>(at, block, 0))",

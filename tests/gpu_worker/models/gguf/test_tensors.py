@@ -211,6 +211,7 @@ def test_a_file_may_mix_types(name, quantization, tiny, load, all_logits, tmp_pa
         pytest.skip("the extension was not built")
     found = all_logits(load(path, quantization=quantization), PROMPT)
     expected = all_logits(load(plain, quantization="none" if quantization == "auto" else quantization), PROMPT)
+    # Without rounding the two differ in the order of sums, by what float32 has of logits up to 10.
     assert difference(found, expected) < (0.05 if quantization == "auto" else 2e-5)
 
 
