@@ -27,6 +27,8 @@ __attribute__((always_inline)) inline void add_block(const Part<kFormat>& at, st
     const Scaling<kFormat, R> scaling(at, block, kHalf);
     if (kFormat == Format::kQ8) {
         R::template dots8<kColumns>(p, inputs, dots);
+    } else if (kFormat == Format::kQ3K) {
+        R::template dots3<kHalf, kColumns>(p, at.high(block), inputs, dots);
     } else if (has_half_scales(kFormat)) {
         R::template dots6<kHalf, kColumns>(p, at.high(block), inputs, dots);
     } else if (high_bits(kFormat) == 1) {

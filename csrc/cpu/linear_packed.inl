@@ -126,9 +126,11 @@ inline void decode_block(const Part<kFormat>& at, std::int64_t block, Take take)
                 take(static_cast<int>(16 * high + k), R::mul(number, scale));
                 continue;
             }
-            F number = R::pick(at.numbers(block) + k / 4 * 64, k % 4 * 8 + 4 * high, 15);
+            F number = kFormat == Format::kQ3K ? R::pick(at.numbers(block) + high * 64, k % 4 * 8 + k / 4 * 2, 3)
+                                               : R::pick(at.numbers(block) + k / 4 * 64, k % 4 * 8 + 4 * high, 15);
             if (high_bits(kFormat) == 1) {
-                number = R::fma(R::pick(at.high(block), k % 4 * 8 + k / 4 + 4 * high, 1), R::set(16.0F), number);
+                const F above = R::set(kFormat == Format::kQ3K ? 4.0F : 16.0F);
+                number = R::fma(R::pick(at.high(block), k % 4 * 8 + k / 4 + 4 * high, 1), above, number);
             }
             if (high_bits(kFormat) == 2) {
                 const F bits = R::pick(at.high(block) + high * 64, k % 4 * 8 + k / 4 * 2, 3);

@@ -88,6 +88,10 @@ Four numbers_at(const std::uint8_t* gguf, Format format, std::int64_t block, std
         const Four high = four(gguf + 128 + half * 32 + 4 * i);
         return bits(low, quarter / 2 * 4, 15) | bits(high, quarter * 2, 3) << 4;
     }
+    if (format == Format::kQ3K) {
+        return bits(four(gguf + 32 + block / 4 * 32 + 4 * i), block % 4 * 2, 3) | bits(four(gguf + 4 * i), block, 1)
+                                                                                      << 2;
+    }
     if (format == Format::kIq4Xs) {
         return bits(four(gguf + 8 + 16 * block + i % 4 * 4), i / 4 * 4, 15);
     }
@@ -114,6 +118,13 @@ std::uint8_t iq4_scale(const std::uint8_t* gguf, std::int64_t block) {
     return static_cast<std::uint8_t>((low | high << 4) - 32);
 }
 
+// A scale of half a block of Q3_K: 6 bits, minus 32; the upper two of all lie in four bytes behind the others.
+std::uint8_t q3_scale(const std::uint8_t* gguf, std::int64_t half) {
+    const unsigned low = gguf[96 + half % 8] >> (half / 8 * 4) & 15U,
+                   high = gguf[104 + half % 4] >> (half / 4 * 2) & 3U;
+    return static_cast<std::uint8_t>((low | high << 4) - 32);
+}
+
 // A row's GGUF superblock into `to`, which its group shares.
 void put_superblock(std::uint8_t* to, std::int64_t place, const std::uint8_t* from, Format format) {
     constexpr std::int64_t kBlocks = kSuperblock / kBlock;
@@ -121,33 +132,44 @@ void put_superblock(std::uint8_t* to, std::int64_t place, const std::uint8_t* fr
     std::uint8_t* scales = to + kBlocks * (numbers + high) + place;
     std::uint8_t* steps = scales + kBlocks * scale_bytes(format) + place;
     for (std::int64_t block = 0; block < kBlocks; ++block) {
-        Four high_words[2] = {};
+        Four words[4] = {}, high_words[2] = {};
         for (std::int64_t i = 0; i < 4; ++i) {
             const Four first = numbers_at(from, format, block, i), second = numbers_at(from, format, block, i + 4);
-            const Four nibbles = bits(first, 0, 15) | bits(second, 0, 15) << 4;
-            std::memcpy(to + block * numbers + i * kGroupRows * 4 + place * 4, &nibbles, 4);
-            if (format == Format::kQ5K) {
-                high_words[0] |= bits(first, 4, 1) << i | bits(second, 4, 1) << (i + 4);
+            if (format == Format::kQ3K) {
+                words[0] |= bits(first, 0, 3) << 2 * i;
+                words[1] |= bits(second, 0, 3) << 2 * i;
+            } else {
+                words[i] = bits(first, 0, 15) | bits(second, 0, 15) << 4;
+            }
+            if (high_bits(format) == 1) {
+                const std::int64_t bit = shape_of(format).bits;
+                high_words[0] |= bits(first, bit, 1) << i | bits(second, bit, 1) << (i + 4);
             } else {
                 high_words[0] |= bits(first, 4, 3) << 2 * i;
                 high_words[1] |= bits(second, 4, 3) << 2 * i;
             }
         }
+        for (std::int64_t piece = 0; piece < numbers / (kGroupRows * 4); ++piece) {
+            std::memcpy(to + block * numbers + (piece * kGroupRows + place) * 4, &words[piece], 4);
+        }
         for (std::int64_t piece = 0; piece < high / (kGroupRows * 4); ++piece) {
-            std::uint8_t* words = to + kBlocks * numbers + block * high + piece * kGroupRows * 4;
-            std::memcpy(words + place * 4, &high_words[piece], 4);
+            std::uint8_t* higher = to + kBlocks * numbers + block * high + piece * kGroupRows * 4;
+            std::memcpy(higher + place * 4, &high_words[piece], 4);
         }
         std::uint8_t* scale = scales + block * scale_bytes(format);
         if (format == Format::kQ6K) {
             scale[0] = from[192 + 2 * block];
             scale[kGroupRows] = from[192 + 2 * block + 1];
+        } else if (format == Format::kQ3K) {
+            scale[0] = q3_scale(from, 2 * block);
+            scale[kGroupRows] = q3_scale(from, 2 * block + 1);
         } else if (format == Format::kIq4Xs) {
             *scale = iq4_scale(from, block);
         } else {
             put_scales(from + 4, block, scale, scale + kGroupRows);
         }
     }
-    std::memcpy(steps, from + (format == Format::kQ6K ? 208 : 0), 2);
+    std::memcpy(steps, from + (has_half_scales(format) ? shape_of(format).gguf_bytes - 2 : 0), 2);
     if (has_minimums(format)) {
         const std::uint8_t minimums[2] = {from[2], static_cast<std::uint8_t>(from[3] ^ 0x80U)};
         std::memcpy(steps + kGroupRows * 2, minimums, 2);

@@ -35,7 +35,6 @@ DECODED = (
 HELD_AS = {
     TensorType.TQ1_0: TensorType.Q4_0,
     TensorType.TQ2_0: TensorType.Q4_0,
-    TensorType.Q3_K: TensorType.Q6_K,
     TensorType.IQ3_S: TensorType.Q6_K,
 }
 _NAMES = ("eos", "eot", "eom")  # the ends of a sequence, of a turn and of a message

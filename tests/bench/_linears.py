@@ -23,6 +23,7 @@ RANDOM = {  # of random numbers
     "iq4_nl": "IQ4_NL",
     "q5": "Q5_0",
     "q5_mins": "Q5_1",
+    "q3_k": "Q3_K",
     "q4_k": "Q4_K",
     "q5_k": "Q5_K",
     "q6_k": "Q6_K",

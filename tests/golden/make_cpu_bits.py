@@ -21,7 +21,7 @@ from gpu_worker.running.memory.arena import KvArena
 FILE = Path(__file__).with_name("cpu_bits.json")
 CPU = torch.device("cpu")
 PLAIN = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
-SUPERBLOCKS = {"q4_k": 144, "q5_k": 176, "q6_k": 210, "iq4_xs": 136}  # bytes of 256 columns in GGUF
+SUPERBLOCKS = {"q3_k": 110, "q4_k": 144, "q5_k": 176, "q6_k": 210, "iq4_xs": 136}  # bytes of 256 columns in GGUF
 HEADS, KV_HEADS, DIM, LONG = 4, 2, 64, 1100  # a decode of so many keys is split
 
 
@@ -91,7 +91,7 @@ def superblocks(num_rows: int, num_blocks: int, size: int) -> Tensor:
     """Rows of blocks as GGUF's K formats and IQ4_XS have them: any bytes but for the steps, which are small."""
     blocks = ((numbers(num_rows, num_blocks, size, seed=13) + 2) * 64).to(torch.uint8)
     steps = (numbers(num_rows, num_blocks, 2, seed=15) / 256).half().view(torch.uint8)
-    if size == SUPERBLOCKS["q6_k"]:
+    if size in (SUPERBLOCKS["q3_k"], SUPERBLOCKS["q6_k"]):
         blocks[:, :, -2:] = steps[:, :, :2]
     elif size == SUPERBLOCKS["iq4_xs"]:
         blocks[:, :, :2] = steps[:, :, :2]

@@ -71,6 +71,22 @@ inline Sixes sixes_of(const std::uint8_t* p, const std::uint8_t* high, int half)
     }
     return n;
 }
+// Half of a 3-bit block likewise.
+inline Sixes threes_of(const std::uint8_t* p, const std::uint8_t* high, int half) {
+    Sixes n;
+    const __m256i twos = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 64 * half));
+    const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(high));
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+        const int bit = 4 * half + i;
+        const __m256i two = _mm256_and_si256(_mm256_srli_epi16(twos, 2 * i), _mm256_set1_epi8(3));
+        const __m256i moved = bit < 2 ? _mm256_slli_epi16(bits, 2 - bit) : _mm256_srli_epi16(bits, bit - 2);
+        const __m256i number = _mm256_or_si256(two, _mm256_and_si256(moved, _mm256_set1_epi8(4)));
+        n.piece[i] = _mm256_sub_epi8(number, _mm256_set1_epi8(4));
+        n.magnitude[i] = _mm256_abs_epi8(n.piece[i]);
+    }
+    return n;
+}
 inline F8 dot_sixes(const Sixes& n, const std::int8_t* a) {
     __m256i sum = _mm256_maddubs_epi16(n.magnitude[0], _mm256_sign_epi8(four(a), n.piece[0]));
     for (int i = 1; i < 4; ++i) {
@@ -151,6 +167,9 @@ inline void spread_rows(const std::uint8_t* p, const std::uint8_t* high, std::in
     };
     if (kFormat == Format::kQ8) {
         take(bytes_of(p), 0, 8);
+    } else if (kFormat == Format::kQ3K) {
+        take(threes_of(p, high, 0), 0, 4);
+        take(threes_of(p, high, 1), 4, 4);
     } else if (has_half_scales(kFormat)) {
         take(sixes_of(p, high, 0), 0, 4);
         take(sixes_of(p, high, 1), 4, 4);

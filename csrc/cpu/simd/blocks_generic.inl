@@ -80,6 +80,10 @@ inline U4 four_bytes(const std::uint8_t* p, const std::uint8_t* high, unsigned f
         return load4_words(p + 64 * four);
     }
     const unsigned half = four / 4, place = four % 4;
+    if (kFormat == Format::kQ3K) {
+        const U4 twos = load4_words(p + 64 * half) >> (2 * place) & 0x03030303U;
+        return twos | (load4_words(high) >> four & 0x01010101U) << 2;
+    }
     U4 bytes = load4_words(p + 64 * place) >> (4 * half) & 0x0f0f0f0fU;
     if (high_bits(kFormat) == 1) {
         const U4 bits = load4_words(high) >> place;

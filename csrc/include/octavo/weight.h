@@ -17,9 +17,12 @@
 //   kQ5Mins: the same; value = scale * number + minimum
 //   kBf16Pairs: 16 pieces, bytes 4r … 4r + 3 of a piece are two neighbouring columns of row r in bfloat16; no scales
 //
-// kQ4K, kQ5K, kQ6K and kIq4Xs take 256 columns together, a superblock of eight blocks: the low nibbles of all blocks as
-// kQ4 has them, then their higher bits, then 32 bytes of scales for each block (kIq4Xs: 16), then 16 steps (float16),
-// which rows multiply their scales with.
+// kQ3K, kQ4K, kQ5K, kQ6K and kIq4Xs take 256 columns together, a superblock of eight blocks: the low bits of all blocks
+// as kQ4 has them, then their higher bits, then 32 bytes of scales for each block (kIq4Xs: 16), then 16 steps
+// (float16), which rows multiply their scales with.
+//   kQ3K: two pieces of low bits: bits 2i and 2i + 1 of byte 4r + j of piece h are bits 0 and 1 of row r's column
+//         16h + 4i + j; a piece of higher bits as kQ5 has it, of bits 2; scales as kQ6K has them;
+//         value = step * scale * (number - 4)
 //   kQ4K: no higher bits; 16 scales and 16 minimums, unsigned bytes; 16 more steps, of the minimums, follow the steps;
 //         value = step * scale * number + step of the minimums * minimum
 //   kQ5K: the same with a piece of higher bits, as kQ5 has it
@@ -27,8 +30,8 @@
 //         16h + 4i + j; 16 scales for columns 0 … 15 and 16 for the others, signed bytes;
 //         value = step * scale * (number - 32)
 //   kIq4Xs: no higher bits; 16 scales, signed bytes; value = step * scale * the number of the code (kIq4Numbers)
-// All but kBf16Pairs, kQ4Zeros and kMxfp4 are GGUF's Q8_0, Q4_0, Q4_1, IQ4_NL, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K and IQ4_XS
-// in another order: repacking loses nothing.
+// All but kBf16Pairs, kQ4Zeros and kMxfp4 are GGUF's Q8_0, Q4_0, Q4_1, IQ4_NL, Q5_0, Q5_1, Q3_K, Q4_K, Q5_K, Q6_K and
+// IQ4_XS in another order: repacking loses nothing.
 #pragma once
 
 #include <cstdint>
@@ -50,6 +53,7 @@ enum class Format : std::uint8_t {
     kIq4Nl,
     kQ5,
     kQ5Mins,
+    kQ3K,
     kQ4K,
     kQ5K,
     kQ6K,
@@ -117,6 +121,7 @@ constexpr FormatShape kFormats[] = {
     {"iq4_nl", 18, kBlock, 4, 0, 128, kSigned, kIq4Numbers},
     {"q5", 22, kBlock, 4, 1, 16},
     {"q5_mins", 24, kBlock, 4, 1, 0, kMinimums},
+    {"q3_k", 110, kSuperblock, 2, 1, 4, kSigned | kHalfScales},
     {"q4_k", 144, kSuperblock, 4, 0, 0, kMinimums},
     {"q5_k", 176, kSuperblock, 4, 1, 0, kMinimums},
     {"q6_k", 210, kSuperblock, 4, 2, 32, kSigned | kHalfScales},
@@ -160,9 +165,9 @@ TensorRef memory_of(const Weight& weight);
 Weight make_weight(const TensorRef& data, Format format, std::int64_t rows, std::int64_t cols, bool exact);
 
 // GGUF blocks, row after row, into `packed`: Q8_0 into kQ8, Q4_0 into kQ4, Q4_1 into kQ4Mins, Q5_0 into kQ5, Q5_1 into
-// kQ5Mins, Q4_K into kQ4K, Q5_K into kQ5K, Q6_K into kQ6K, IQ4_NL into kIq4Nl, IQ4_XS into kIq4Xs; blocks like Q4_1,
-// with the zero (float16) in place of the minimum, into kQ4Zeros; and blocks like Q4_0, with codes as nibbles, into
-// kMxfp4. Nothing is rounded.
+// kQ5Mins, Q3_K into kQ3K, Q4_K into kQ4K, Q5_K into kQ5K, Q6_K into kQ6K, IQ4_NL into kIq4Nl, IQ4_XS into kIq4Xs;
+// blocks like Q4_1, with the zero (float16) in place of the minimum, into kQ4Zeros; and blocks like Q4_0, with codes as
+// nibbles, into kMxfp4. Nothing is rounded.
 void repack(const TensorRef& packed, const TensorRef& gguf, Format format, std::int64_t rows, std::int64_t cols);
 
 // Puts `values` bfloat16 [rows, cols] in the order of kBf16Pairs.

@@ -29,6 +29,7 @@ KERNELS = {  # GGUF's types of which nothing is rounded, and what the extension 
     TensorType.Q8_0: "q8",
     TensorType.Q4_0: "q4",
     TensorType.Q4_1: "q4_mins",
+    TensorType.Q3_K: "q3_k",
     TensorType.Q5_0: "q5",
     TensorType.Q5_1: "q5_mins",
     TensorType.Q4_K: "q4_k",

@@ -38,6 +38,7 @@ AS_STORED = (
     TensorType.Q5_0,
     TensorType.Q5_1,
     TensorType.Q8_0,
+    TensorType.Q3_K,
     TensorType.Q4_K,
     TensorType.Q5_K,
     TensorType.Q6_K,

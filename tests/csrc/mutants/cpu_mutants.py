@@ -108,6 +108,7 @@ MUTANTS = of_places(
             "zero with the wrong sign": ("Format::kQ4Zeros ? 0x80U : 0", "Format::kQ4Zeros ? 0x00U : 0"),
             "bits above nibbles in the wrong order": ("bits(first, 4, 3) << 2 * i", "bits(first, 4, 3) << (6 - 2 * i)"),
             "a scale without its upper bits": ("(low | high << 4) - 32", "low + 0 * high - 32"),
+            "the third bit of numbers where the fifth is": ("bit = shape_of(format).bits", "bit = 4"),
             "fifth bits in the order of the file": ("column % 4 * 8 + column / 4", "column"),
             "repacked into the wrong row": ("numbers + place * 4,", "numbers + (kGroupRows - 1 - place) * 4,"),
         },

@@ -24,7 +24,7 @@ from octavo.request.errors import BadModel, InvalidArgument
 
 PACKED = [kind.name for kind in DECODED if kind not in FLOATS]
 OWN_KERNELS = (
-    *("F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS"),
+    *("F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS"),
     *(kind.name for kind in HELD_AS),
 )
 REFUSED = [kind.name for kind in TensorType if kind not in DECODED]
@@ -234,7 +234,18 @@ def q5_0(tensor: str) -> str:
     return {"embed_tokens": "Q8_0", "lm_head": "Q8_0", "v_proj": "Q5_1"}.get(tensor.split(".")[-2], "Q5_0")
 
 
-MIXTURES = ((q4_k_m, "q4_k+q6_k"), (iq4_xs, "iq4_nl+iq4_xs+q5_k+q6_k"), (q5_0, "q5+q5_mins+q8"))
+def q3_k_m(tensor: str) -> str:
+    """The types of llama.cpp's Q3_K_M: values and the way down in more bits."""
+    part = tensor.split(".")[-2]
+    return {"embed_tokens": "Q6_K", "lm_head": "Q6_K", "v_proj": "Q5_K", "down_proj": "Q4_K"}.get(part, "Q3_K")
+
+
+MIXTURES = (
+    (q3_k_m, "q3_k+q4_k+q5_k+q6_k"),
+    (q4_k_m, "q4_k+q6_k"),
+    (iq4_xs, "iq4_nl+iq4_xs+q5_k+q6_k"),
+    (q5_0, "q5+q5_mins+q8"),
+)
 
 
 @pytest.mark.skipif(native.load() is None, reason="the extension was not built")
