@@ -14,7 +14,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 
 from _random_checkpoint import SHAPES, sizes_of
-from gguf_models import INNER, OUTER, finish, random_rows
+from gguf_models import INNER, OUTER, add_sizes, finish, random_rows
 
 from gpu_worker.models.checkpoint.locate import demo_file
 
@@ -29,14 +29,7 @@ def write_q4_k_m(shape: str, directory: Path) -> Path:
     config = SHAPES[shape]
     directory.mkdir(parents=True, exist_ok=True)
     writer = gguf.GGUFWriter(path.with_suffix(".new"), config["model_type"])
-    writer.add_block_count(config["num_hidden_layers"])
-    writer.add_context_length(config["max_position_embeddings"])
-    writer.add_embedding_length(config["hidden_size"])
-    writer.add_feed_forward_length(config["intermediate_size"])
-    writer.add_head_count(config["num_attention_heads"])
-    writer.add_head_count_kv(config["num_key_value_heads"])
-    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
-    writer.add_rope_freq_base(config["rope_theta"])
+    add_sizes(writer, config | {"rope_parameters": {"rope_theta": config["rope_theta"]}})
     _copy_tokenizer(writer, config["vocab_size"])
     for name, size in sizes_of(config).items():
         stem, _, ending = name.rpartition(".")
