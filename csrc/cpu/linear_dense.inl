@@ -141,37 +141,25 @@ void packed_rows(const LinearJob& job, std::int64_t first_row, std::int64_t end_
     }
 }
 
-void linear(const LinearJob& job, std::int64_t first_row, std::int64_t end_row, float* scratch) {
-    switch (job.weight.format) {
-        case Format::kF32:
-            return dense_rows<Format::kF32>(job, first_row, end_row, scratch);
-        case Format::kF16:
-            return dense_rows<Format::kF16>(job, first_row, end_row, scratch);
-        case Format::kBF16:
-            return dense_rows<Format::kBF16>(job, first_row, end_row, scratch);
-        case Format::kQ8:
-            return packed_rows<Format::kQ8>(job, first_row, end_row, scratch);
-        case Format::kQ4:
-            return packed_rows<Format::kQ4>(job, first_row, end_row, scratch);
-        case Format::kQ4Mins:
-            return packed_rows<Format::kQ4Mins>(job, first_row, end_row, scratch);
-        case Format::kQ4Zeros:
-            return packed_rows<Format::kQ4Zeros>(job, first_row, end_row, scratch);
-        case Format::kMxfp4:
-            return packed_rows<Format::kMxfp4>(job, first_row, end_row, scratch);
-        case Format::kIq4Nl:
-            return packed_rows<Format::kIq4Nl>(job, first_row, end_row, scratch);
-        case Format::kBf16Pairs:
-            return packed_rows<Format::kBf16Pairs>(job, first_row, end_row, scratch);
-        case Format::kQ4K:
-            return packed_rows<Format::kQ4K>(job, first_row, end_row, scratch);
-        case Format::kQ5K:
-            return packed_rows<Format::kQ5K>(job, first_row, end_row, scratch);
-        case Format::kQ6K:
-            return packed_rows<Format::kQ6K>(job, first_row, end_row, scratch);
-        case Format::kIq4Xs:
-            return packed_rows<Format::kIq4Xs>(job, first_row, end_row, scratch);
+// Calls run(an integral_constant of the format).
+template <int kFormat = 0, typename Run>
+void with_format(Format format, const Run& run) {
+    if constexpr (kFormat < kNumFormats) {
+        if (format == static_cast<Format>(kFormat)) {
+            return run(std::integral_constant<Format, static_cast<Format>(kFormat)>{});
+        }
+        with_format<kFormat + 1>(format, run);
     }
+}
+
+void linear(const LinearJob& job, std::int64_t first_row, std::int64_t end_row, float* scratch) {
+    with_format(job.weight.format, [&](auto format) {
+        if constexpr (format() >= Format::kQ8) {
+            packed_rows<format()>(job, first_row, end_row, scratch);
+        } else {
+            dense_rows<format()>(job, first_row, end_row, scratch);
+        }
+    });
 }
 
 std::int64_t linear_scratch(const LinearJob& job) {
@@ -187,35 +175,15 @@ std::int64_t tile_rows(const Weight& weight) {
 }
 
 void weight_row(const Weight& weight, std::int64_t row, float* out) {
-    const auto* bytes = static_cast<const char*>(weight.data);
-    switch (weight.format) {
-        case Format::kF32:
-            return to_float(DType::kF32, bytes + row * weight.stride * 4, weight.cols, out);
-        case Format::kF16:
-            return to_float(DType::kF16, bytes + row * weight.stride * 2, weight.cols, out);
-        case Format::kBF16:
-            return to_float(DType::kBF16, bytes + row * weight.stride * 2, weight.cols, out);
-        case Format::kQ8:
-            return packed_row<Format::kQ8>(weight, row, out);
-        case Format::kQ4:
-            return packed_row<Format::kQ4>(weight, row, out);
-        case Format::kQ4Mins:
-            return packed_row<Format::kQ4Mins>(weight, row, out);
-        case Format::kQ4Zeros:
-            return packed_row<Format::kQ4Zeros>(weight, row, out);
-        case Format::kMxfp4:
-            return packed_row<Format::kMxfp4>(weight, row, out);
-        case Format::kIq4Nl:
-            return packed_row<Format::kIq4Nl>(weight, row, out);
-        case Format::kBf16Pairs:
-            return packed_row<Format::kBf16Pairs>(weight, row, out);
-        case Format::kQ4K:
-            return packed_row<Format::kQ4K>(weight, row, out);
-        case Format::kQ5K:
-            return packed_row<Format::kQ5K>(weight, row, out);
-        case Format::kQ6K:
-            return packed_row<Format::kQ6K>(weight, row, out);
-        case Format::kIq4Xs:
-            return packed_row<Format::kIq4Xs>(weight, row, out);
-    }
+    with_format(weight.format, [&](auto format) {
+        if constexpr (format() >= Format::kQ8) {
+            packed_row<format()>(weight, row, out);
+        } else {
+            constexpr DType kTypes[] = {DType::kF32, DType::kF16, DType::kBF16};
+            constexpr DType kType = kTypes[static_cast<int>(format())];
+            const auto* first =
+                static_cast<const char*>(weight.data) + row * weight.stride * (kType == DType::kF32 ? 4 : 2);
+            to_float(kType, first, weight.cols, out);
+        }
+    });
 }

@@ -1,9 +1,8 @@
 // Products with weights of 4 to 8 bits whose inputs are two int8 digits: whole numbers within a block of 32, which are
 // exact, times the scales of the weights and of the inputs.
 
-// The scales of a block of weights (of kQ6K, of half a block), and what is added to each of its numbers times the
-// scale: the minimum, -8 scales for kQ4, or -12 for kMxfp4, whose numbers are made unsigned. Nothing is added where
-// numbers have their sign.
+// The scales of a block of weights (or of half of it), and what is added to each of its numbers times the scale: the
+// minimum, or what makes up for the offset of unsigned numbers. Nothing is added where numbers have their sign.
 template <Format kFormat, typename R>
 struct Scaling {
     using F = typename R::F;
@@ -12,14 +11,14 @@ struct Scaling {
     Scaling(const Part<kFormat>& at, std::int64_t block, int half = 0)
         : scale(scale_of<kFormat, R>(at, block, half)),
           minimum(has_minimums(kFormat) ? minimum_of<kFormat, R>(at, block)
-                                        : R::mul(scale, R::set(kFormat == Format::kMxfp4 ? -12.0F : -8.0F))) {}
+                                        : R::mul(scale, R::set(-offset_of(kFormat)))) {}
     F add(F sum, F dot, const InputBlock& input) const {
         sum = R::fma(R::mul(dot, R::set(input.scale)), scale, sum);
         return has_signed_numbers(kFormat) ? sum : R::fma(minimum, R::set(input.scaled_sum), sum);
     }
 };
 
-// Adds a block's products (of kQ6K, those of half a block) to the sums of kColumns columns.
+// Adds a block's products (or those of half of it) to the sums of kColumns columns.
 template <Format kFormat, int kHalf, typename R, int kColumns>
 __attribute__((always_inline)) inline void add_block(const Part<kFormat>& at, std::int64_t block,
                                                      const InputBlock* inputs, typename R::F* sums) {
@@ -28,9 +27,11 @@ __attribute__((always_inline)) inline void add_block(const Part<kFormat>& at, st
     const Scaling<kFormat, R> scaling(at, block, kHalf);
     if (kFormat == Format::kQ8) {
         R::template dots8<kColumns>(p, inputs, dots);
-    } else if (kFormat == Format::kQ6K) {
+    } else if (kFormat == Format::kQ3K) {
+        R::template dots3<kHalf, kColumns>(p, at.high(block), inputs, dots);
+    } else if (has_half_scales(kFormat)) {
         R::template dots6<kHalf, kColumns>(p, at.high(block), inputs, dots);
-    } else if (kFormat == Format::kQ5K) {
+    } else if (high_bits(kFormat) == 1) {
         R::template dots5<kColumns>(p, at.high(block), inputs, dots);
     } else if constexpr (has_codes(kFormat)) {
         R::template dots_of_codes<kFormat, kColumns>(p, inputs, dots);
@@ -61,7 +62,7 @@ inline void digit_tile(const LinearJob& job, std::int64_t row, std::int64_t colu
             fetch_second(at.line(block) + kAhead + line);
         }
         add_block<kFormat, 0, R, kColumns>(at, block, inputs, sums);
-        if (kFormat == Format::kQ6K) {
+        if (has_half_scales(kFormat)) {
             add_block<kFormat, 1, R, kColumns>(at, block, inputs, sums);
         }
     }
@@ -120,7 +121,7 @@ inline const std::uint8_t* spread(const Part<kFormat>& at, std::int64_t block, s
         room[i + kHalf] = static_cast<std::uint8_t>(numbers[i] >> 4);
     }
     const std::uint8_t* high = at.high(block);
-    for (int piece = 0; kFormat == Format::kQ5K && piece < 8; ++piece) {
+    for (int piece = 0; high_bits(kFormat) == 1 && piece < 8; ++piece) {
         for (std::int64_t i = 0; i < 64; ++i) {
             room[64 * piece + i] |= static_cast<std::uint8_t>((high[i] >> piece & 1U) << 4);
         }
@@ -250,7 +251,7 @@ template <Format kFormat>
 void digit_rows(const LinearJob& job, std::int64_t row, std::int64_t end, [[maybe_unused]] float* scratch) {
     std::int64_t first = 0;
 #if defined(OCTAVO_TILES)
-    if constexpr (kFormat != Format::kQ6K) {  // whose halves of blocks would take twice the tiles: vectors are as fast
+    if constexpr (!has_half_scales(kFormat)) {  // which would take twice the tiles: vectors are as fast
         static constexpr TileShapes kShapes = digit_shapes();
         Tiles tiles(kShapes);
         for (; first + kFewestInTiles <= job.columns; first += kInputColumns) {

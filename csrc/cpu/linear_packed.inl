@@ -44,15 +44,17 @@ struct Part {
     const std::uint8_t* numbers(std::int64_t block) const {
         return superblock(block) + block % kBlocks * kNumbers + place * 4;
     }
-    const std::uint8_t* scales(std::int64_t block) const { return group + block * kBytes + kNumbers + place * 2; }
+    const std::uint8_t* scales(std::int64_t block) const {
+        return group + block * kBytes + kNumbers + kHigh + place * 2;
+    }
     const std::uint8_t* minimums(std::int64_t block) const { return scales(block) + kGroupRows * 2; }
     // Where a block would begin if its superblock were blocks: what is fetched from here on misses no byte.
     const std::uint8_t* line(std::int64_t block) const { return group + block * kBytes + place * 4; }
 
-    // In superblocks: the bits above nibbles, scales and minimums (or the scales of both halves) in bytes, and steps.
     const std::uint8_t* high(std::int64_t block) const {
         return superblock(block) + kBlocks * kNumbers + block % kBlocks * kHigh + place * 4;
     }
+    // In superblocks: scales and minimums (or the scales of both halves) in bytes, and steps.
     const std::uint8_t* byte_scales(std::int64_t block) const {
         return superblock(block) + kBlocks * (kNumbers + kHigh) + block % kBlocks * kScales + place;
     }
@@ -64,24 +66,24 @@ struct Part {
     const std::uint8_t* superblock(std::int64_t block) const { return group + block / kBlocks * (kBlocks * kBytes); }
 };
 
-// What the numbers of a block are multiplied with; of kQ6K, those of its half `half`. Scales of superblocks are exact:
+// What the numbers of a block are multiplied with, or those of its half `half`. Scales of superblocks are exact:
 // products of 11 and 8 bits.
 template <Format kFormat, typename R>
 inline typename R::F scale_of(const Part<kFormat>& at, std::int64_t block, int half = 0) {
-    if (kFormat == Format::kQ6K || kFormat == Format::kIq4Xs) {
+    if (!has_superblocks(kFormat)) {
+        return R::halves(at.scales(block));
+    }
+    if (has_signed_numbers(kFormat)) {
         return R::mul(R::halves(at.steps(block)), R::signed_bytes(at.byte_scales(block) + half * kGroupRows));
     }
-    if (kFormat >= Format::kQ4K) {
-        return R::mul(R::halves(at.steps(block)), R::bytes(at.byte_scales(block)));
-    }
-    return R::halves(at.scales(block));
+    return R::mul(R::halves(at.steps(block)), R::bytes(at.byte_scales(block)));
 }
 
 // What is added to the numbers times the scale, in formats that have it. Of kQ4Zeros it is exact: a product of 11 and 4
 // bits.
 template <Format kFormat, typename R>
 inline typename R::F minimum_of(const Part<kFormat>& at, std::int64_t block) {
-    if (kFormat >= Format::kQ4K) {
+    if (has_superblocks(kFormat)) {
         return R::mul(R::halves(at.steps(block) + kGroupRows * 2), R::bytes(at.byte_scales(block) + kGroupRows));
     }
     const typename R::F minimum = R::halves(at.minimums(block));
@@ -109,12 +111,12 @@ inline void decode_block(const Part<kFormat>& at, std::int64_t block, Take take)
 #pragma GCC unroll 32
         for (int k = 0; k < kBlock; ++k) {
             const F number = R::pick(at.numbers(block) + k / 4 * 64, static_cast<std::uint32_t>(k % 4 * 8), 255);
-            take(k, R::mul(R::sub(number, R::set(128.0F)), scale));
+            take(k, R::mul(R::sub(number, R::set(offset_of(kFormat))), scale));
         }
         return;
     }
     const F minimum = has_minimums(kFormat) ? minimum_of<kFormat, R>(at, block) : R::zero();
-    const F second = kFormat == Format::kQ6K ? scale_of<kFormat, R>(at, block, 1) : scale;
+    const F second = has_half_scales(kFormat) ? scale_of<kFormat, R>(at, block, 1) : scale;
 #pragma GCC unroll 2
     for (std::uint32_t high = 0; high < 2; ++high) {
 #pragma GCC unroll 16
@@ -124,15 +126,17 @@ inline void decode_block(const Part<kFormat>& at, std::int64_t block, Take take)
                 take(static_cast<int>(16 * high + k), R::mul(number, scale));
                 continue;
             }
-            F number = R::pick(at.numbers(block) + k / 4 * 64, k % 4 * 8 + 4 * high, 15);
-            if (kFormat == Format::kQ5K) {
-                number = R::fma(R::pick(at.high(block), k % 4 * 8 + k / 4 + 4 * high, 1), R::set(16.0F), number);
+            F number = kFormat == Format::kQ3K ? R::pick(at.numbers(block) + high * 64, k % 4 * 8 + k / 4 * 2, 3)
+                                               : R::pick(at.numbers(block) + k / 4 * 64, k % 4 * 8 + 4 * high, 15);
+            if (high_bits(kFormat) == 1) {
+                const F above = R::set(kFormat == Format::kQ3K ? 4.0F : 16.0F);
+                number = R::fma(R::pick(at.high(block), k % 4 * 8 + k / 4 + 4 * high, 1), above, number);
             }
-            if (kFormat == Format::kQ6K) {
+            if (high_bits(kFormat) == 2) {
                 const F bits = R::pick(at.high(block) + high * 64, k % 4 * 8 + k / 4 * 2, 3);
                 number = R::fma(bits, R::set(16.0F), number);
             }
-            const F offset = R::set(kFormat == Format::kQ6K ? 32.0F : 8.0F);
+            const F offset = R::set(offset_of(kFormat));
             const F value = has_minimums(kFormat) ? R::add(R::mul(number, scale), minimum)
                                                   : R::mul(R::sub(number, offset), high == 0 ? scale : second);
             take(static_cast<int>(16 * high + k), value);

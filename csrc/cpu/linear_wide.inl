@@ -12,8 +12,8 @@ constexpr std::int64_t kFewestWide = !kDigitsApart                 ? 1
 constexpr std::int64_t kWideSlab = 48;   // columns for which a panel is spread once
 constexpr std::int64_t kWideBlocks = 8;  // of a panel, which stays in the first cache with its inputs
 
-// A block of a group. Of kQ6K the scales are those of both halves; else the second ones are what Scaling has as
-// minimum.
+// A block of a group. The scales are those of both halves where these have their own; else the second ones are what
+// Scaling has as minimum.
 struct alignas(64) WideBlock {
     std::int16_t numbers[kBlock / 2][kGroupRows][2];
     float scales[2][kGroupRows];
@@ -37,7 +37,7 @@ inline void spread_block(const Weight& weight, std::int64_t row, std::int64_t bl
         const Scaling<kFormat, Rows8> scaling(at, block);
         store8(to.scales[0] + part, scaling.scale);
         store8(to.scales[1] + part,
-               kFormat == Format::kQ6K ? Scaling<kFormat, Rows8>(at, block, 1).scale : scaling.minimum);
+               has_half_scales(kFormat) ? Scaling<kFormat, Rows8>(at, block, 1).scale : scaling.minimum);
     }
 }
 
@@ -64,7 +64,6 @@ __attribute__((always_inline)) inline void wide_dots(const WideBlock& weights, c
 template <Format kFormat, int kColumns>
 __attribute__((noinline)) void wide_tile(const WideBlock* weights, const WideInputs* x, std::int64_t count,
                                          float* sums) {
-    constexpr bool kHalves = kFormat == Format::kQ6K;
     for (; count > 0; --count, ++weights, x += kColumns) {
         Whole8 dots[kColumns][2];
         const auto add = [&](int half) __attribute__((always_inline)) {
@@ -83,7 +82,7 @@ __attribute__((noinline)) void wide_tile(const WideBlock* weights, const WideInp
                 }
             }
         };
-        if (kHalves) {
+        if (has_half_scales(kFormat)) {
             wide_dots<0, 8>(*weights, x, dots);
             add(0);
             wide_dots<8, 8>(*weights, x, dots);

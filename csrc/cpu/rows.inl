@@ -106,12 +106,12 @@ struct Rows8 {
     }
     // Of half a block.
     template <int kHalf, int kColumns>
+    static void dots3(const std::uint8_t* p, const std::uint8_t* high, const InputBlock* inputs, F* dots) {
+        dots_of_half<kHalf, kColumns>(threes_of(p, high, kHalf), inputs, dots);
+    }
+    template <int kHalf, int kColumns>
     static void dots6(const std::uint8_t* p, const std::uint8_t* high, const InputBlock* inputs, F* dots) {
-        const Sixes n = sixes_of(p, high, kHalf);
-#pragma GCC unroll 1
-        for (int c = 0; c < kColumns; ++c) {
-            dots[c] = both(dot_sixes(n, inputs[c].high + 16 * kHalf), dot_sixes(n, inputs[c].low + 16 * kHalf));
-        }
+        dots_of_half<kHalf, kColumns>(sixes_of(p, high, kHalf), inputs, dots);
     }
     template <int kColumns>
     static void dots8(const std::uint8_t* p, const InputBlock* inputs, F* dots) {
@@ -123,6 +123,13 @@ struct Rows8 {
     }
 
   private:
+    template <int kHalf, int kColumns>
+    static void dots_of_half(const Sixes& n, const InputBlock* inputs, F* dots) {
+#pragma GCC unroll 1
+        for (int c = 0; c < kColumns; ++c) {
+            dots[c] = both(dot_sixes(n, inputs[c].high + 16 * kHalf), dot_sixes(n, inputs[c].low + 16 * kHalf));
+        }
+    }
     // Rounded once, as the integer would be.
     static F both(F high, F low) { return fma8(high, set8(kDigit), low); }
 #endif
@@ -166,7 +173,7 @@ struct Rows16 {
     static F number_of(const std::uint8_t* p, std::uint32_t shift) {
         const __m512 numbers =  // by four bits
             kFormat == Format::kMxfp4 ? _mm512_setr_ps(0, 1, 2, 3, 4, 6, 8, 12, -0.0F, -1, -2, -3, -4, -6, -8, -12)
-                                      : signed_bytes(reinterpret_cast<const std::uint8_t*>(kIq4Numbers));
+                                      : signed_bytes(reinterpret_cast<const std::uint8_t*>(shape_of(kFormat).codes));
         return _mm512_permutexvar_ps(_mm512_srlv_epi32(piece(p), _mm512_set1_epi32(static_cast<int>(shift))), numbers);
     }
 
@@ -233,13 +240,26 @@ struct Rows16 {
         sums.finish(dots);
     }
     template <int kHalf, int kColumns>
+    static void dots3(const std::uint8_t* p, const std::uint8_t* high, const InputBlock* inputs, F* dots) {
+        const __m512i twos = piece(p + 64 * kHalf), bits = piece(high);
+        Sums<kColumns> sums;
+        begin_half<kHalf>(sums, 4, inputs);
+#pragma GCC unroll 4
+        for (unsigned i = 0; i < 4; ++i) {
+            constexpr unsigned kFirst = 4 * kHalf;
+            const __m512i two = _mm512_and_si512(_mm512_srli_epi16(twos, 2 * i), _mm512_set1_epi8(3));
+            const __m512i moved =
+                kFirst + i < 2 ? _mm512_slli_epi16(bits, 2 - kFirst - i) : _mm512_srli_epi16(bits, kFirst + i - 2);
+            const __m512i third = _mm512_and_si512(moved, _mm512_set1_epi8(4));
+            sums.add(_mm512_or_si512(two, third), inputs, 16 * kHalf + 4 * static_cast<int>(i));
+        }
+        sums.finish(dots);
+    }
+    template <int kHalf, int kColumns>
     static void dots6(const std::uint8_t* p, const std::uint8_t* high, const InputBlock* inputs, F* dots) {
         const __m512i mask = _mm512_set1_epi8(15), bits = piece(high + 64 * kHalf);
         Sums<kColumns> sums;
-        sums.begin([&](int c) {
-            const auto first = static_cast<std::uint32_t>(inputs[c].first_sum);
-            return 0U - 32U * (kHalf == 0 ? first : static_cast<std::uint32_t>(inputs[c].sum) - first);
-        });
+        begin_half<kHalf>(sums, 32, inputs);
 #pragma GCC unroll 4
         for (unsigned i = 0; i < 4; ++i) {
             const __m512i both = piece(p + 64 * i);
@@ -267,6 +287,15 @@ struct Rows16 {
         std::int32_t bytes;
         std::memcpy(&bytes, p, 4);
         return _mm512_set1_epi32(bytes);
+    }
+
+    // Makes up for numbers of half a block that are `offset` larger than they should be.
+    template <int kHalf, typename SumsOf>
+    static void begin_half(SumsOf& sums, std::uint32_t offset, const InputBlock* inputs) {
+        sums.begin([&](int c) {
+            const auto first = static_cast<std::uint32_t>(inputs[c].first_sum);
+            return 0U - offset * (kHalf == 0 ? first : static_cast<std::uint32_t>(inputs[c].sum) - first);
+        });
     }
 
     // Every column takes a step before any takes the next: sums that wait for themselves would fill the scheduler.

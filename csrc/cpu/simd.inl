@@ -4,8 +4,7 @@
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kNotANumber = std::numeric_limits<float>::quiet_NaN();
 
-// The numbers of codes, as products with unsigned bytes take them: kMxfp4Numbers made 12 larger, or kIq4Numbers made
-// 128 larger, as kQ8 has its numbers.
+// The numbers of codes, as products with unsigned bytes take them: larger by the format's offset.
 struct alignas(16) CodeTable {
     std::uint8_t numbers[16] = {};
 };
@@ -13,7 +12,7 @@ template <Format kFormat>
 constexpr CodeTable make_code_table() {
     CodeTable table;
     for (int code = 0; code < 16; ++code) {
-        const int number = kFormat == Format::kMxfp4 ? kMxfp4Numbers[code] + 12 : kIq4Numbers[code] + 128;
+        const int number = shape_of(kFormat).codes[code] + static_cast<int>(offset_of(kFormat));
         table.numbers[code] = static_cast<std::uint8_t>(number);
     }
     return table;

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <iterator>
 #include <limits>
 #include <string>
 
@@ -13,35 +12,8 @@
 namespace octavo {
 namespace {
 
-constexpr const char* kNames[] = {"f32",      "f16",   "bf16",   "q8",   "q4",   "q4_mins", "halves",
-                                  "q4_zeros", "mxfp4", "iq4_nl", "q4_k", "q5_k", "q6_k",    "iq4_xs"};
-
-// Bytes of one GGUF block of a format.
-std::int64_t gguf_bytes(Format format) {
-    switch (format) {
-        case Format::kQ8:
-            return 34;
-        case Format::kQ4:
-        case Format::kMxfp4:
-        case Format::kIq4Nl:
-            return 18;
-        case Format::kQ4Mins:
-        case Format::kQ4Zeros:
-            return 20;
-        case Format::kQ4K:
-            return 144;
-        case Format::kQ5K:
-            return 176;
-        case Format::kQ6K:
-            return 210;
-        case Format::kIq4Xs:
-            return 136;
-        default:
-            throw ArgumentError("format", std::string(name_of(format)) + " is none that GGUF has");
-    }
-}
 // Where the numbers of a GGUF block of 32 begin.
-std::int64_t gguf_numbers(Format format) { return has_minimums(format) ? 4 : 2; }
+std::int64_t gguf_numbers(Format format) { return (has_minimums(format) ? 4 : 2) + 4 * high_bits(format); }
 
 void check_sizes(std::int64_t rows, std::int64_t cols) {
     require(rows > 0 && rows < kMostElements, "rows", "must be positive, and no more than there is memory for");
@@ -57,13 +29,34 @@ struct Place {
     std::uint8_t* scale;
     std::uint8_t* minimum;
     std::uint8_t* numbers;
+    std::uint8_t* high;
 };
 
 Place place(std::uint8_t* packed, Format format, std::int64_t cols, std::int64_t row, std::int64_t block) {
     const std::int64_t place = row % kGroupRows, blocks = row / kGroupRows * (cols / kBlock) + block;
     std::uint8_t* numbers = packed + blocks * block_bytes(format);
-    std::uint8_t* scales = numbers + numbers_bytes(format);
-    return {scales + place * 2, scales + (kGroupRows + place) * 2, numbers + place * 4};
+    std::uint8_t* high = numbers + numbers_bytes(format);
+    std::uint8_t* scales = high + high_bytes(format);
+    return {scales + place * 2, scales + (kGroupRows + place) * 2, numbers + place * 4, high + place * 4};
+}
+
+// Four neighbouring columns, a byte each.
+using Four = std::uint32_t;
+constexpr Four kEach = 0x01010101;  // times a byte: that byte in each of the four
+Four four(const std::uint8_t* bytes) {
+    Four word;
+    std::memcpy(&word, bytes, 4);
+    return word;
+}
+Four bits(Four word, std::int64_t shift, unsigned mask) { return word >> shift & kEach * mask; }
+
+// The fifth bits of 32 columns, of which GGUF has eight neighbours in a byte, and we have each fourth column.
+Four fifth_bits(const std::uint8_t* gguf) {
+    Four word = 0;
+    for (unsigned column = 0; column < kBlock; ++column) {
+        word |= (gguf[column / 8] >> column % 8 & 1U) << (column % 4 * 8 + column / 4);
+    }
+    return word;
 }
 
 void put_block(const Place& to, const std::uint8_t* from, Format format) {
@@ -81,17 +74,11 @@ void put_block(const Place& to, const std::uint8_t* from, Format format) {
             bytes[i] ^= 0x80U;
         }
     }
+    if (high_bits(format) == 1) {
+        const Four word = fifth_bits(numbers - 4);
+        std::memcpy(to.high, &word, 4);
+    }
 }
-
-// Four neighbouring columns, a byte each.
-using Four = std::uint32_t;
-constexpr Four kEach = 0x01010101;  // times a byte: that byte in each of the four
-Four four(const std::uint8_t* bytes) {
-    Four word;
-    std::memcpy(&word, bytes, 4);
-    return word;
-}
-Four bits(Four word, std::int64_t shift, unsigned mask) { return word >> shift & kEach * mask; }
 
 // Columns 4i … 4i + 3 of block `block` of a GGUF superblock.
 Four numbers_at(const std::uint8_t* gguf, Format format, std::int64_t block, std::int64_t i) {
@@ -100,6 +87,10 @@ Four numbers_at(const std::uint8_t* gguf, Format format, std::int64_t block, std
         const Four low = four(gguf + half * 64 + quarter % 2 * 32 + 4 * i);
         const Four high = four(gguf + 128 + half * 32 + 4 * i);
         return bits(low, quarter / 2 * 4, 15) | bits(high, quarter * 2, 3) << 4;
+    }
+    if (format == Format::kQ3K) {
+        return bits(four(gguf + 32 + block / 4 * 32 + 4 * i), block % 4 * 2, 3) | bits(four(gguf + 4 * i), block, 1)
+                                                                                      << 2;
     }
     if (format == Format::kIq4Xs) {
         return bits(four(gguf + 8 + 16 * block + i % 4 * 4), i / 4 * 4, 15);
@@ -127,6 +118,13 @@ std::uint8_t iq4_scale(const std::uint8_t* gguf, std::int64_t block) {
     return static_cast<std::uint8_t>((low | high << 4) - 32);
 }
 
+// A scale of half a block of Q3_K: 6 bits, minus 32; the upper two of all lie in four bytes behind the others.
+std::uint8_t q3_scale(const std::uint8_t* gguf, std::int64_t half) {
+    const unsigned low = gguf[96 + half % 8] >> (half / 8 * 4) & 15U,
+                   high = gguf[104 + half % 4] >> (half / 4 * 2) & 3U;
+    return static_cast<std::uint8_t>((low | high << 4) - 32);
+}
+
 // A row's GGUF superblock into `to`, which its group shares.
 void put_superblock(std::uint8_t* to, std::int64_t place, const std::uint8_t* from, Format format) {
     constexpr std::int64_t kBlocks = kSuperblock / kBlock;
@@ -134,33 +132,44 @@ void put_superblock(std::uint8_t* to, std::int64_t place, const std::uint8_t* fr
     std::uint8_t* scales = to + kBlocks * (numbers + high) + place;
     std::uint8_t* steps = scales + kBlocks * scale_bytes(format) + place;
     for (std::int64_t block = 0; block < kBlocks; ++block) {
-        Four high_words[2] = {};
+        Four words[4] = {}, high_words[2] = {};
         for (std::int64_t i = 0; i < 4; ++i) {
             const Four first = numbers_at(from, format, block, i), second = numbers_at(from, format, block, i + 4);
-            const Four nibbles = bits(first, 0, 15) | bits(second, 0, 15) << 4;
-            std::memcpy(to + block * numbers + i * kGroupRows * 4 + place * 4, &nibbles, 4);
-            if (format == Format::kQ5K) {
-                high_words[0] |= bits(first, 4, 1) << i | bits(second, 4, 1) << (i + 4);
+            if (format == Format::kQ3K) {
+                words[0] |= bits(first, 0, 3) << 2 * i;
+                words[1] |= bits(second, 0, 3) << 2 * i;
+            } else {
+                words[i] = bits(first, 0, 15) | bits(second, 0, 15) << 4;
+            }
+            if (high_bits(format) == 1) {
+                const std::int64_t bit = shape_of(format).bits;
+                high_words[0] |= bits(first, bit, 1) << i | bits(second, bit, 1) << (i + 4);
             } else {
                 high_words[0] |= bits(first, 4, 3) << 2 * i;
                 high_words[1] |= bits(second, 4, 3) << 2 * i;
             }
         }
+        for (std::int64_t piece = 0; piece < numbers / (kGroupRows * 4); ++piece) {
+            std::memcpy(to + block * numbers + (piece * kGroupRows + place) * 4, &words[piece], 4);
+        }
         for (std::int64_t piece = 0; piece < high / (kGroupRows * 4); ++piece) {
-            std::uint8_t* words = to + kBlocks * numbers + block * high + piece * kGroupRows * 4;
-            std::memcpy(words + place * 4, &high_words[piece], 4);
+            std::uint8_t* higher = to + kBlocks * numbers + block * high + piece * kGroupRows * 4;
+            std::memcpy(higher + place * 4, &high_words[piece], 4);
         }
         std::uint8_t* scale = scales + block * scale_bytes(format);
         if (format == Format::kQ6K) {
             scale[0] = from[192 + 2 * block];
             scale[kGroupRows] = from[192 + 2 * block + 1];
+        } else if (format == Format::kQ3K) {
+            scale[0] = q3_scale(from, 2 * block);
+            scale[kGroupRows] = q3_scale(from, 2 * block + 1);
         } else if (format == Format::kIq4Xs) {
             *scale = iq4_scale(from, block);
         } else {
             put_scales(from + 4, block, scale, scale + kGroupRows);
         }
     }
-    std::memcpy(steps, from + (format == Format::kQ6K ? 208 : 0), 2);
+    std::memcpy(steps, from + (has_half_scales(format) ? shape_of(format).gguf_bytes - 2 : 0), 2);
     if (has_minimums(format)) {
         const std::uint8_t minimums[2] = {from[2], static_cast<std::uint8_t>(from[3] ^ 0x80U)};
         std::memcpy(steps + kGroupRows * 2, minimums, 2);
@@ -193,22 +202,22 @@ void round_block(const float* values, Format format, std::uint8_t* gguf) {
 
 Format format_named(const char* name) {
     std::string known;
-    for (std::size_t i = 0; i < std::size(kNames); ++i) {
-        if (std::strcmp(name, kNames[i]) == 0) {
+    for (int i = 0; i < kNumFormats; ++i) {
+        if (std::strcmp(name, kFormats[i].name) == 0) {
             return static_cast<Format>(i);
         }
-        known += i == 0 ? kNames[i] : std::string(", ") + kNames[i];
+        known += i == 0 ? kFormats[i].name : std::string(", ") + kFormats[i].name;
     }
     throw ArgumentError("format", std::string(name) + " is not one of " + known);
 }
 
-const char* name_of(Format format) { return kNames[static_cast<int>(format)]; }
+const char* name_of(Format format) { return shape_of(format).name; }
 
 std::int64_t packed_bytes(Format format, std::int64_t rows, std::int64_t cols) {
     require(format >= Format::kQ8, "format", "is not a packed one");
     check_sizes(rows, cols);
     require(cols % columns_of(format) == 0, "cols",
-            columns_of(format) == kBlock ? "must be a multiple of 32" : "must be a multiple of 256");
+            has_superblocks(format) ? "must be a multiple of 256" : "must be a multiple of 32");
     return volume({(rows + kGroupRows - 1) / kGroupRows, cols / kBlock, block_bytes(format)});
 }
 
@@ -237,7 +246,10 @@ Weight make_weight(const TensorRef& data, Format format, std::int64_t rows, std:
 }
 
 void repack(const TensorRef& packed, const TensorRef& gguf, Format format, std::int64_t rows, std::int64_t cols) {
-    const std::int64_t bytes = gguf_bytes(format);
+    const std::int64_t bytes = shape_of(format).gguf_bytes;
+    if (bytes == 0) {
+        throw ArgumentError("format", std::string(name_of(format)) + " is none that GGUF has");
+    }
     check_packed(packed, format, rows, cols);
     const std::int64_t columns = columns_of(format), blocks = cols / columns;
     expect(gguf, "gguf", {rows, blocks * bytes}, DType::kU8);

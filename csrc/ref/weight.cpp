@@ -14,12 +14,17 @@ double superblock_at(const Weight& weight, std::int64_t row, std::int64_t col) {
     const std::int64_t place = row % kGroupRows, block = col % kSuperblock / kBlock, i = col % kBlock;
     const std::int64_t superblock = row / kGroupRows * (weight.cols / kSuperblock) + col / kSuperblock;
     const auto* numbers = static_cast<const std::uint8_t*>(weight.data) + superblock * 8 * block_bytes(format);
-    const auto* higher = numbers + 8 * 256;
+    const auto* higher = numbers + 8 * numbers_bytes(format);
     const auto* scales = higher + 8 * high_bytes(format) + block * scale_bytes(format);
     const auto* steps = higher + 8 * high_bytes(format) + 8 * scale_bytes(format);
+    const double step = read(steps + place * 2, DType::kF16);
+    if (format == Format::kQ3K) {
+        const int low = numbers[block * 128 + i / 16 * 64 + place * 4 + i % 4] >> (i % 16 / 4 * 2) & 3;
+        const int high = higher[block * 64 + place * 4 + i % 4] >> (i / 4) & 1;
+        return step * static_cast<std::int8_t>(scales[i / 16 * 16 + place]) * (low + 4 * high - 4);
+    }
     const int byte = numbers[block * 256 + i % 16 / 4 * 64 + place * 4 + i % 4];
     int number = i < 16 ? byte & 15 : byte >> 4;
-    const double step = read(steps + place * 2, DType::kF16);
     if (format == Format::kQ6K) {
         const int bits = higher[block * 128 + i / 16 * 64 + place * 4 + i % 4] >> (i % 16 / 4 * 2) & 3;
         return step * static_cast<std::int8_t>(scales[i / 16 * 16 + place]) * (number + 16 * bits - 32);
@@ -40,27 +45,31 @@ double packed_at(const Weight& weight, std::int64_t row, std::int64_t col) {
     if (weight.format == Format::kBf16Pairs) {
         return read(first + i / 2 * 64 + place * 4 + i % 2 * 2, DType::kBF16);
     }
-    if (columns_of(weight.format) == kSuperblock) {
+    if (has_superblocks(weight.format)) {
         return superblock_at(weight, row, col);
     }
-    const auto* scales = first + numbers_bytes(weight.format);
+    const auto* high = first + numbers_bytes(weight.format);
+    const auto* scales = high + high_bytes(weight.format);
     const double scale = read(scales + place * 2, DType::kF16);
     if (weight.format == Format::kQ8) {
         return scale * (first[i / 4 * 64 + place * 4 + i % 4] - 128);
     }
     const int byte = first[i % 16 / 4 * 64 + place * 4 + i % 4];
-    const int nibble = i < 16 ? byte & 15 : byte >> 4;
-    if (weight.format == Format::kQ4) {
-        return scale * (nibble - 8);
-    }
+    int number = i < 16 ? byte & 15 : byte >> 4;
     if (weight.format == Format::kMxfp4) {
-        return scale * kMxfp4Numbers[nibble];
+        return scale * kMxfp4Numbers[number];
     }
     if (weight.format == Format::kIq4Nl) {
-        return scale * kIq4Numbers[nibble];
+        return scale * kIq4Numbers[number];
+    }
+    if (weight.format == Format::kQ5 || weight.format == Format::kQ5Mins) {
+        number += 16 * (high[place * 4 + i % 4] >> (i / 4) & 1);
+    }
+    if (!has_minimums(weight.format)) {
+        return scale * (number - (weight.format == Format::kQ5 ? 16 : 8));
     }
     const double minimum = read(scales + (kGroupRows + place) * 2, DType::kF16);
-    return scale * nibble + (weight.format == Format::kQ4Zeros ? scale * minimum : minimum);
+    return scale * number + (weight.format == Format::kQ4Zeros ? scale * minimum : minimum);
 }
 
 double weight_at(const Weight& weight, std::int64_t row, std::int64_t col) {

@@ -33,10 +33,8 @@ DECODED = (
 )
 # Types that no kernel multiplies, and those with a kernel whose blocks hold exactly the same numbers.
 HELD_AS = {
-    TensorType.Q5_0: TensorType.Q8_0,
     TensorType.TQ1_0: TensorType.Q4_0,
     TensorType.TQ2_0: TensorType.Q4_0,
-    TensorType.Q3_K: TensorType.Q6_K,
     TensorType.IQ3_S: TensorType.Q6_K,
 }
 _NAMES = ("eos", "eot", "eom")  # the ends of a sequence, of a turn and of a message

@@ -19,7 +19,16 @@ PERIOD = 256
 ROWS, INNER = 49152, 1280  # as the largest matrix of a small model; 4-bit forms of it are as large as the last cache
 PLAIN = {"f32": torch.float32, "bf16": torch.bfloat16}
 PACKED = ("q8", "q4", "q4_mins", "q4_zeros", "mxfp4")
-RANDOM = {"iq4_nl": "IQ4_NL", "q4_k": "Q4_K", "q5_k": "Q5_K", "q6_k": "Q6_K", "iq4_xs": "IQ4_XS"}  # of random numbers
+RANDOM = {  # of random numbers
+    "iq4_nl": "IQ4_NL",
+    "q5": "Q5_0",
+    "q5_mins": "Q5_1",
+    "q3_k": "Q3_K",
+    "q4_k": "Q4_K",
+    "q5_k": "Q5_K",
+    "q6_k": "Q6_K",
+    "iq4_xs": "IQ4_XS",
+}
 HALVES = "halves"  # packed bfloat16, inputs rounded to it
 FORMS = (*PLAIN, HALVES, *PACKED, *RANDOM)
 

@@ -56,7 +56,7 @@ def write_checkpoint(shape: str, directory: Path) -> Path:
     (folder / "config.json").write_text(json.dumps(config, indent=1))
     _write_tokenizer(folder, config["vocab_size"])
     generator = torch.Generator().manual_seed(1)
-    tensors = {name: _random(size, generator) for name, size in _sizes(config).items()}
+    tensors = {name: _random(size, generator) for name, size in sizes_of(config).items()}
     save_file(tensors, folder / "new.safetensors", metadata={"format": "pt"})
     (folder / "new.safetensors").rename(folder / "model.safetensors")
     return folder
@@ -68,7 +68,7 @@ def _random(size: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
     return torch.empty(size, dtype=torch.bfloat16).normal_(0, 0.02, generator=generator)
 
 
-def _sizes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+def sizes_of(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     """The shapes of the tensors, by their names in a checkpoint."""
     hidden, inner = config["hidden_size"], config["intermediate_size"]
     head_dim = config.get("head_dim") or hidden // config["num_attention_heads"]

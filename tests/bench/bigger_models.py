@@ -1,12 +1,13 @@
 """Bigger models on a CPU: tokens/s, prompts, memory and starts, of octavo and of peers in turns.
 
-    bigger_models.py [--folder DIR] [--shapes qwen2.5-0.5b ...] [--formats q4 bf16] [--rounds 2]
+    bigger_models.py [--folder DIR] [--shapes qwen2.5-0.5b ...] [--formats q4 bf16 q4_k_m] [--rounds 2]
         [--peer NAME FORMATS COMMAND]   (FORMATS: q4,bf16; COMMAND: with {port}, {folder}, {shape} and {format})
 
-Writes checkpoints with random weights below DIR (a few GB) and leaves them there. One server runs at a time, and
-greedily: octavo without guesses of tokens, as texts of random weights repeat. A peer is a shell command that serves
-OpenAI's HTTP API on {port} of 127.0.0.1 until SIGTERM. A start is the time from the command to the first token;
-octavo's first one has an empty folder of packed weights, its second one what the first left.
+Writes checkpoints with random weights (of q4_k_m a GGUF file, {folder}/{shape}-q4_k_m.gguf) below DIR, a few GB, and
+leaves them there. One server runs at a time, and greedily: octavo without guesses of tokens, as texts of random weights
+repeat. A peer is a shell command that serves OpenAI's HTTP API on {port} of 127.0.0.1 until SIGTERM. A start is the
+time from the command to the first token; octavo's first one has an empty folder of packed weights, its second one what
+the first left.
 """
 
 import argparse
@@ -32,9 +33,15 @@ from typing import Any
 
 import psutil
 from _random_checkpoint import SHAPES, write_checkpoint
+from _random_gguf import write_q4_k_m
 from _service import describe_machine, free_port
 
-FORMATS = {"q4": ["--quantization", "q4"], "bf16": ["--dtype", "bfloat16", "--quantization", "none"]}
+FORMATS = {
+    "q4": ["--quantization", "q4"],
+    "bf16": ["--dtype", "bfloat16", "--quantization", "none"],
+    "q4_k_m": [],
+}
+WRITERS = {"q4_k_m": write_q4_k_m}  # others begin with a checkpoint
 HTTP_OFFSET = 8000  # of a router of `octavo up`, from its gRPC port
 LONGEST_START_S = 900
 WORDS = ("the", "cat", "sat", "on", "a", "big", "red", "mat", "with", "many", "old", "friends", "near", "blue", "water")
@@ -122,14 +129,14 @@ def measured(server: Server, salt: str) -> Row:
     return row | server.memory()
 
 
-def octavo_row(shape: str, format_: str, folder: Path, scratch: Path, salt: str, more: list[str]) -> Row:
+def octavo_row(source: Path, format_: str, scratch: Path, salt: str, more: list[str]) -> Row:
     cache = scratch / "packed"
     shutil.rmtree(cache, ignore_errors=True)
     row: Row = {}
     for which in ("first", "second"):
         port, state = free_port() % 20000 + 20000, scratch / f"state-{which}"
         program = [str(Path(sys.executable).with_name("octavo")), "up", "--workers", "1", "--grpc-port", str(port)]
-        model = ["--model", str(folder / shape), "--state-dir", str(state), "--packed-cache", str(cache)]
+        model = ["--model", str(source), "--state-dir", str(state), "--packed-cache", str(cache)]
         command = [*program, *model, "--speculation", "off", *FORMATS[format_], *more]
         with serving(command, port + HTTP_OFFSET, scratch / f"{which}.log") as server:
             row = {f"{which} start": server.start_s, f"{which} load": load_s(state)} | row
@@ -165,10 +172,10 @@ def main() -> None:
     options = parser.parse_args()
     print(describe_machine(), flush=True)
     for shape in options.shapes:
-        write_checkpoint(shape, options.folder)
         for format_ in options.formats:
+            source = WRITERS.get(format_, write_checkpoint)(shape, options.folder)
             sides: dict[str, Callable[[Path, str], Row]] = {
-                "octavo": partial(octavo_row, shape, format_, options.folder, more=options.octavo.split())
+                "octavo": partial(octavo_row, source, format_, more=options.octavo.split())
             }
             for name, formats, command in options.peer:
                 if format_ in formats.split(","):

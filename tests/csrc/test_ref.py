@@ -53,7 +53,9 @@ def test_all_ops_have_a_definition(extension):
 @given(seed=st.integers(0, 2**32 - 1), rows=st.integers(1, 40))
 def test_weights_are_decoded_alike(extension, seed, rows):
     torch.manual_seed(seed)
-    for format_ in ("q8", "q4", "q4_mins", "q4_zeros", "mxfp4", "iq4_nl", "q4_k", "q5_k", "q6_k", "iq4_xs"):
+    superblocks = ("q3_k", "q4_k", "q5_k", "q6_k", "iq4_xs")
+    packed = ("q8", "q4", "q4_mins", "q4_zeros", "mxfp4", "iq4_nl", "q5", "q5_mins", *superblocks)
+    for format_ in packed:
         data = torch.randint(0, 256, (extension.packed_bytes(format_, rows, 512),), dtype=torch.uint8)
         weight = extension.Weight(data, format_, rows, 512)  # any bytes: infinite and NaN scales as well
         out = torch.empty(2, rows, 512)

@@ -21,7 +21,7 @@ from gpu_worker.running.memory.arena import KvArena
 FILE = Path(__file__).with_name("cpu_bits.json")
 CPU = torch.device("cpu")
 PLAIN = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
-SUPERBLOCKS = {"q4_k": 144, "q5_k": 176, "q6_k": 210, "iq4_xs": 136}  # bytes of 256 columns in GGUF
+SUPERBLOCKS = {"q3_k": 110, "q4_k": 144, "q5_k": 176, "q6_k": 210, "iq4_xs": 136}  # bytes of 256 columns in GGUF
 HEADS, KV_HEADS, DIM, LONG = 4, 2, 64, 1100  # a decode of so many keys is split
 
 
@@ -37,10 +37,12 @@ def linears(extension: ModuleType) -> dict[str, Tensor]:
     weights = numbers(48, 96, seed=7)
     for name, dtype in PLAIN.items():
         found[f"linear {name}"] = linear(extension, x, extension.Weight(weights.to(dtype), name, 48, 96))
-    for name in ("q8", "q4", "q4_mins", "q4_zeros", "mxfp4", "iq4_nl"):
+    for name in ("q8", "q4", "q4_mins", "q4_zeros", "mxfp4", "iq4_nl", "q5", "q5_mins"):
         data = torch.zeros(extension.packed_bytes(name, 48, 96), dtype=torch.uint8)
         if name in ("q4_mins", "q4_zeros"):
             extension.repack(data, q4_1(48, 3, zeros=name == "q4_zeros"), name, 48, 96)
+        elif name in ("q5", "q5_mins"):
+            extension.repack(data, fives(48, 3, minimums=name == "q5_mins"), name, 48, 96)
         elif name in ("mxfp4", "iq4_nl"):
             extension.repack(data, codes(48, 3), name, 48, 96)
         else:
@@ -71,6 +73,14 @@ def q4_1(num_rows: int, num_blocks: int, zeros: bool = False) -> Tensor:
     return torch.cat((head, digits), dim=2).view(num_rows, -1)
 
 
+def fives(num_rows: int, num_blocks: int, minimums: bool) -> Tensor:
+    """Rows of blocks of Q5_1 or Q5_0: those of Q4_1, with a bit of each number between their head and the others."""
+    blocks = q4_1(num_rows, num_blocks).view(num_rows, num_blocks, 20)
+    bits = ((numbers(num_rows, num_blocks, 4, seed=17) + 2) * 64).to(torch.uint8)
+    head = blocks[:, :, : 4 if minimums else 2]
+    return torch.cat((head, bits, blocks[:, :, 4:]), dim=2).view(num_rows, -1)
+
+
 def codes(num_rows: int, num_blocks: int) -> Tensor:
     """Rows of blocks of MXFP4 or IQ4_NL: a scale, and 32 codes."""
     blocks = q4_1(num_rows, num_blocks).view(num_rows, num_blocks, 20)
@@ -81,7 +91,7 @@ def superblocks(num_rows: int, num_blocks: int, size: int) -> Tensor:
     """Rows of blocks as GGUF's K formats and IQ4_XS have them: any bytes but for the steps, which are small."""
     blocks = ((numbers(num_rows, num_blocks, size, seed=13) + 2) * 64).to(torch.uint8)
     steps = (numbers(num_rows, num_blocks, 2, seed=15) / 256).half().view(torch.uint8)
-    if size == SUPERBLOCKS["q6_k"]:
+    if size in (SUPERBLOCKS["q3_k"], SUPERBLOCKS["q6_k"]):
         blocks[:, :, -2:] = steps[:, :, :2]
     elif size == SUPERBLOCKS["iq4_xs"]:
         blocks[:, :, :2] = steps[:, :, :2]

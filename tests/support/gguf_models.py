@@ -56,7 +56,7 @@ def write_gguf(
     """
     config = json.loads((directory / "config.json").read_text())
     writer = gguf.GGUFWriter(path, config["model_type"], split_max_tensors=in_part)
-    _add_sizes(writer, config)
+    add_sizes(writer, config)
     (describe_tokens or _add_ends)(writer)
     values = load_file(directory / "model.safetensors")
     for name, weight in values.items():
@@ -145,7 +145,7 @@ def _add_ends(writer: gguf.GGUFWriter) -> None:
     writer.add_eot_token_id(5)
 
 
-def _add_sizes(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+def add_sizes(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     writer.add_block_count(config["num_hidden_layers"])
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])

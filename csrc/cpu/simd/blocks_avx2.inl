@@ -71,6 +71,22 @@ inline Sixes sixes_of(const std::uint8_t* p, const std::uint8_t* high, int half)
     }
     return n;
 }
+// Half of a 3-bit block likewise.
+inline Sixes threes_of(const std::uint8_t* p, const std::uint8_t* high, int half) {
+    Sixes n;
+    const __m256i twos = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 64 * half));
+    const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(high));
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+        const int bit = 4 * half + i;
+        const __m256i two = _mm256_and_si256(_mm256_srli_epi16(twos, 2 * i), _mm256_set1_epi8(3));
+        const __m256i moved = bit < 2 ? _mm256_slli_epi16(bits, 2 - bit) : _mm256_srli_epi16(bits, bit - 2);
+        const __m256i number = _mm256_or_si256(two, _mm256_and_si256(moved, _mm256_set1_epi8(4)));
+        n.piece[i] = _mm256_sub_epi8(number, _mm256_set1_epi8(4));
+        n.magnitude[i] = _mm256_abs_epi8(n.piece[i]);
+    }
+    return n;
+}
 inline F8 dot_sixes(const Sixes& n, const std::int8_t* a) {
     __m256i sum = _mm256_maddubs_epi16(n.magnitude[0], _mm256_sign_epi8(four(a), n.piece[0]));
     for (int i = 1; i < 4; ++i) {
@@ -143,7 +159,6 @@ inline void as_is(Whole8& a) { __asm__("" : "+x"(a)); }
 // then the others.
 template <Format kFormat>
 inline void spread_rows(const std::uint8_t* p, const std::uint8_t* high, std::int16_t (*to)[2]) {
-    constexpr bool kSigned = has_signed_numbers(kFormat);
     __m256i bytes[8];
     const auto take = [&](const auto& from, int first, int count) {
         for (int i = 0; i < count; ++i) {
@@ -152,10 +167,13 @@ inline void spread_rows(const std::uint8_t* p, const std::uint8_t* high, std::in
     };
     if (kFormat == Format::kQ8) {
         take(bytes_of(p), 0, 8);
-    } else if (kFormat == Format::kQ6K) {
+    } else if (kFormat == Format::kQ3K) {
+        take(threes_of(p, high, 0), 0, 4);
+        take(threes_of(p, high, 1), 4, 4);
+    } else if (has_half_scales(kFormat)) {
         take(sixes_of(p, high, 0), 0, 4);
         take(sixes_of(p, high, 1), 4, 4);
-    } else if (kFormat == Format::kQ5K) {
+    } else if (high_bits(kFormat) == 1) {
         take(fives_of(p, high), 0, 8);
     } else if constexpr (has_codes(kFormat)) {
         take(coded_of<kFormat>(p), 0, 8);
@@ -164,9 +182,10 @@ inline void spread_rows(const std::uint8_t* p, const std::uint8_t* high, std::in
     }
 #pragma GCC unroll 8
     for (int i = 0; i < 8; ++i, to += 2 * kGroupRows) {
-        const __m256i even = kSigned ? _mm256_srai_epi16(_mm256_slli_epi16(bytes[i], 8), 8)
-                                     : _mm256_and_si256(bytes[i], _mm256_set1_epi16(255));
-        const __m256i odd = kSigned ? _mm256_srai_epi16(bytes[i], 8) : _mm256_srli_epi16(bytes[i], 8);
+        constexpr bool kWithSign = has_signed_numbers(kFormat);
+        const __m256i even = kWithSign ? _mm256_srai_epi16(_mm256_slli_epi16(bytes[i], 8), 8)
+                                       : _mm256_and_si256(bytes[i], _mm256_set1_epi16(255));
+        const __m256i odd = kWithSign ? _mm256_srai_epi16(bytes[i], 8) : _mm256_srli_epi16(bytes[i], 8);
         _mm256_store_si256(reinterpret_cast<__m256i*>(to), even);
         _mm256_store_si256(reinterpret_cast<__m256i*>(to + kGroupRows), odd);
     }
@@ -209,7 +228,7 @@ template <Format kFormat>
 inline F8 number8(Words w, std::uint32_t shift) {
     const __m256i codes = _mm256_srlv_epi32(w.v, _mm256_set1_epi32(static_cast<int>(shift)));
     if (kFormat != Format::kMxfp4) {
-        const auto* numbers = reinterpret_cast<const std::uint8_t*>(kIq4Numbers);
+        const auto* numbers = reinterpret_cast<const std::uint8_t*>(shape_of(kFormat).codes);
         const F8 low = _mm256_permutevar8x32_ps(load8_i8(numbers), codes);  // by three bits
         const F8 high = _mm256_permutevar8x32_ps(load8_i8(numbers + 8), codes);
         return _mm256_blendv_ps(low, high, _mm256_castsi256_ps(_mm256_slli_epi32(codes, 28)));

@@ -14,7 +14,7 @@ inline U4 load4_words(const std::uint8_t* p) {
 template <Format kFormat>
 inline V4 numbers4(U4 codes) {
     if (kFormat != Format::kMxfp4) {
-        const auto number = [&](int i) { return static_cast<float>(kIq4Numbers[codes[i] & 15U]); };
+        const auto number = [&](int i) { return static_cast<float>(shape_of(kFormat).codes[codes[i] & 15U]); };
         return V4{number(0), number(1), number(2), number(3)};
     }
     const V4 code = signed_to_float(codes & 7U);
@@ -73,20 +73,22 @@ constexpr CodePairs kCodePairs = make_code_pairs<kFormat>();
 
 // Of four rows the bytes of four neighbours of k: numbers, or numbers that are kOffset<kFormat> larger.
 template <Format kFormat>
-constexpr std::int16_t kOffset = kFormat == Format::kQ6K       ? 32
-                                 : has_signed_numbers(kFormat) ? 128
-                                                               : 0;
+constexpr std::int16_t kOffset = has_signed_numbers(kFormat) ? static_cast<std::int16_t>(offset_of(kFormat)) : 0;
 template <Format kFormat>
 inline U4 four_bytes(const std::uint8_t* p, const std::uint8_t* high, unsigned four) {
     if (kFormat == Format::kQ8) {
         return load4_words(p + 64 * four);
     }
     const unsigned half = four / 4, place = four % 4;
+    if (kFormat == Format::kQ3K) {
+        const U4 twos = load4_words(p + 64 * half) >> (2 * place) & 0x03030303U;
+        return twos | (load4_words(high) >> four & 0x01010101U) << 2;
+    }
     U4 bytes = load4_words(p + 64 * place) >> (4 * half) & 0x0f0f0f0fU;
-    if (kFormat == Format::kQ5K) {
+    if (high_bits(kFormat) == 1) {
         const U4 bits = load4_words(high) >> place;
         bytes |= half == 0 ? (bits & 0x01010101U) << 4 : bits & 0x10101010U;
-    } else if (kFormat == Format::kQ6K) {
+    } else if (high_bits(kFormat) == 2) {
         bytes |= (load4_words(high + 64 * half) >> (2 * place) & 0x03030303U) << 4;
     } else if constexpr (has_codes(kFormat)) {
         const U4 twos = (bytes | bytes >> 4) & 0x00ff00ffU;  // codes of two neighbours

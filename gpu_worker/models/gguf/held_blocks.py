@@ -1,10 +1,9 @@
-"""Rewrites five GGUF types that have no kernel as blocks of a type that has one, with equal numbers (HELD_AS).
+"""Rewrites three GGUF types that have no kernel as blocks of a type that has one, with equal numbers (HELD_AS).
 
 | of | in | because |
 |---|---|---|
-| Q5_0 | Q8_0 | 32 numbers share a factor, and each is a whole number of 8 bits |
 | TQ1_0, TQ2_0 | Q4_0 | 256 numbers share a factor, and each is from -1 to 2: eight blocks with that factor |
-| Q3_K, IQ3_S | Q6_K | 256 share a factor, each 16 or 32 a whole scale of 8 bits, and each is a whole number of 6 bits |
+| IQ3_S | Q6_K | 256 share a factor, each 32 a whole scale of 8 bits, and each is a whole number of 6 bits |
 
 Factors (float16) are moved, not computed with. The whole numbers are what the gguf package decodes where a factor is 1.
 """
@@ -25,7 +24,7 @@ Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
 
 PIECE_BLOCKS = 1 << 8
-FACTOR_LAST = (TensorType.Q3_K, TensorType.TQ1_0, TensorType.TQ2_0)
+FACTOR_LAST = (TensorType.TQ1_0, TensorType.TQ2_0)
 ONE = np.array([1.0], dtype="<f2").view(np.uint8)
 
 
@@ -38,7 +37,7 @@ def held_blocks(data: memoryview, kind: TensorType) -> Tensor:
     out = np.empty((len(blocks), kind.block // held.block * held.num_bytes), dtype=np.uint8)
     for start in range(0, len(blocks), PIECE_BLOCKS):  # a piece stays in the processor's cache
         piece = blocks[start : start + PIECE_BLOCKS]
-        out[start : start + PIECE_BLOCKS] = _WRITERS[held](kind, piece, *_divided(kind, piece)).reshape(len(piece), -1)
+        out[start : start + PIECE_BLOCKS] = _WRITERS[held](piece, *_divided(kind, piece)).reshape(len(piece), -1)
     return torch.from_numpy(out).flatten()
 
 
@@ -50,17 +49,13 @@ def _divided(kind: TensorType, blocks: Bytes) -> tuple[Bytes, Floats]:
     return blocks[:, place], dequantize(ones, GGMLQuantizationType(kind))
 
 
-def _q8_0(_: TensorType, blocks: Bytes, factors: Bytes, numbers: Floats) -> Bytes:
-    return np.hstack([factors, numbers.astype(np.int8).view(np.uint8)])
-
-
-def _q4_0(_: TensorType, blocks: Bytes, factors: Bytes, numbers: Floats) -> Bytes:
+def _q4_0(_: Bytes, factors: Bytes, numbers: Floats) -> Bytes:
     halves = (numbers + 8).astype(np.uint8).reshape(-1, 2, 16)
     return np.hstack([factors.repeat(8, axis=0), halves[:, 0] | halves[:, 1] << 4])
 
 
-def _q6_k(kind: TensorType, blocks: Bytes, factors: Bytes, numbers: Floats) -> Bytes:
-    scales = _SCALES[kind](blocks)
+def _q6_k(blocks: Bytes, factors: Bytes, numbers: Floats) -> Bytes:
+    scales = _scales_of_iq3_s(blocks)
     each = numbers.reshape(-1, 16, 16)
     whole = np.divide(each, scales[..., None], out=np.zeros_like(each), where=scales[..., None] != 0)
     codes = (whole + 32).astype(np.uint8).reshape(-1, 2, 4, 32)  # halves of a block, and quarters of these
@@ -71,16 +66,6 @@ def _q6_k(kind: TensorType, blocks: Bytes, factors: Bytes, numbers: Floats) -> B
     return np.hstack([*parts, factors])
 
 
-def _scales_of_q3_k(blocks: Bytes) -> NDArray[np.int32]:
-    """6 bits each, minus 32: twelve bytes have the low four bits of two of them, and then two bits of four."""
-    stored = blocks[:, -14:-2].astype(np.int32)
-    low, high = stored[:, :8], stored[:, 8:]
-    nibbles = np.hstack([low & 15, low >> 4])
-    bits = np.hstack([high >> shift & 3 for shift in (0, 2, 4, 6)])
-    scales: NDArray[np.int32] = (nibbles | bits << 4) - 32
-    return scales
-
-
 def _scales_of_iq3_s(blocks: Bytes) -> NDArray[np.int32]:
     """Odd numbers up to 31, in 4 bits each, for 32 numbers."""
     stored = blocks[:, -4:].astype(np.int32)
@@ -88,12 +73,7 @@ def _scales_of_iq3_s(blocks: Bytes) -> NDArray[np.int32]:
     return (1 + 2 * nibbles).repeat(2, axis=1)
 
 
-_SCALES: dict[TensorType, Callable[[Bytes], NDArray[np.int32]]] = {
-    TensorType.Q3_K: _scales_of_q3_k,
-    TensorType.IQ3_S: _scales_of_iq3_s,
-}
-_WRITERS: dict[TensorType, Callable[[TensorType, Bytes, Bytes, Floats], Bytes]] = {
-    TensorType.Q8_0: _q8_0,
+_WRITERS: dict[TensorType, Callable[[Bytes, Bytes, Floats], Bytes]] = {
     TensorType.Q4_0: _q4_0,
     TensorType.Q6_K: _q6_k,
 }

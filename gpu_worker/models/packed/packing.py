@@ -26,7 +26,7 @@ from gpu_worker.models.packed.packed_weights import FORMATS, NativeMatrix, is_ex
 from gpu_worker.models.packed.weight_memory import WeightMemory
 
 SCHEMES = ("auto", "none", "q8", "q4")
-PACKING = 4  # rises when the same checkpoint is packed to other bytes
+PACKING = 5  # rises when the same checkpoint is packed to other bytes
 BLOCK = 32
 GROUP_ROWS = 16
 PIECE_VALUES = 2 << 20  # so many are converted at once: they stay in the caches, and no tensor is copied whole

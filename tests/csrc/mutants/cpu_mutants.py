@@ -85,7 +85,10 @@ MUTANTS = of_places(
         },
         ("cpu/linear_digits.inl", GENERIC, LINEAR): {
             "offset of 4-bit numbers forgotten": ("R::set(input.scaled_sum)", "R::zero()"),
-            "offset of codes that of 4-bit numbers": ("kMxfp4 ? -12.0F : -8.0F", "kMxfp4 ? -8.0F : -8.0F"),
+            "offset of codes that of 4-bit numbers": (
+                "R::set(-offset_of(kFormat))",
+                "R::set(kFormat == Format::kMxfp4 ? -8.0F : -offset_of(kFormat))",
+            ),
             "scale of the other half of a block": (
                 "scale(scale_of<kFormat, R>(at, block, half))",
                 "scale(scale_of<kFormat, R>(at, block, 0))",
@@ -93,8 +96,8 @@ MUTANTS = of_places(
         },
         ("cpu/simd/blocks_generic.inl", GENERIC, LINEAR): {
             "offset of signed codes forgotten": (
-                "has_signed_numbers(kFormat) ? 128",
-                "kFormat == Format::kQ8 ? 128",
+                "has_signed_numbers(kFormat) ? static_cast",
+                "kFormat == Format::kQ8 ? static_cast",
             ),
         },
         ("cpu/linear_dense.inl", GENERIC, LINEAR): {
@@ -105,7 +108,9 @@ MUTANTS = of_places(
             "zero with the wrong sign": ("Format::kQ4Zeros ? 0x80U : 0", "Format::kQ4Zeros ? 0x00U : 0"),
             "bits above nibbles in the wrong order": ("bits(first, 4, 3) << 2 * i", "bits(first, 4, 3) << (6 - 2 * i)"),
             "a scale without its upper bits": ("(low | high << 4) - 32", "low + 0 * high - 32"),
-            "repacked into the wrong row": ("numbers + place * 4}", "numbers + (kGroupRows - 1 - place) * 4}"),
+            "the third bit of numbers where the fifth is": ("bit = shape_of(format).bits", "bit = 4"),
+            "fifth bits in the order of the file": ("column % 4 * 8 + column / 4", "column"),
+            "repacked into the wrong row": ("numbers + place * 4,", "numbers + (kGroupRows - 1 - place) * 4,"),
         },
         ("cpu/half.h", GENERIC, "test_rows.py -k generic"): {
             "bfloat16 truncated, not rounded": ("(bits + 0x7fffU + (bits >> 16 & 1U)) >> 16", "bits >> 16"),

@@ -24,7 +24,7 @@ from octavo.request.errors import BadModel, InvalidArgument
 
 PACKED = [kind.name for kind in DECODED if kind not in FLOATS]
 OWN_KERNELS = (
-    *("F16", "BF16", "Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS"),
+    *("F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS"),
     *(kind.name for kind in HELD_AS),
 )
 REFUSED = [kind.name for kind in TensorType if kind not in DECODED]
@@ -192,7 +192,7 @@ MIXED = {  # as K mixtures do, and further: no two matrices that lie side by sid
     "v_proj": "Q5_0",
     "o_proj": "Q3_K",
     "qkv_proj": "Q4_K",
-    "gate_proj": "IQ4_NL",
+    "gate_proj": "Q5_1",
     "up_proj": "Q8_0",
     "gate_up_proj": "IQ4_XS",
     "down_proj": "Q2_K",
@@ -211,7 +211,8 @@ def test_a_file_may_mix_types(name, quantization, tiny, load, all_logits, tmp_pa
         pytest.skip("the extension was not built")
     found = all_logits(load(path, quantization=quantization), PROMPT)
     expected = all_logits(load(plain, quantization="none" if quantization == "auto" else quantization), PROMPT)
-    assert difference(found, expected) < (0.05 if quantization == "auto" else 1e-5)
+    # Without rounding the two differ in the order of sums, by what float32 has of logits up to 10.
+    assert difference(found, expected) < (0.05 if quantization == "auto" else 2e-5)
 
 
 def q4_k_m(tensor: str) -> str:
@@ -228,8 +229,27 @@ def iq4_xs(tensor: str) -> str:
     return {"embed_tokens": "Q6_K", "lm_head": "Q6_K", "v_proj": "Q5_K", "o_proj": "IQ4_NL"}.get(part, "IQ4_XS")
 
 
+def q5_0(tensor: str) -> str:
+    """The types of a 5-bit file of old, with values that have minimums."""
+    return {"embed_tokens": "Q8_0", "lm_head": "Q8_0", "v_proj": "Q5_1"}.get(tensor.split(".")[-2], "Q5_0")
+
+
+def q3_k_m(tensor: str) -> str:
+    """The types of llama.cpp's Q3_K_M: values and the way down in more bits."""
+    part = tensor.split(".")[-2]
+    return {"embed_tokens": "Q6_K", "lm_head": "Q6_K", "v_proj": "Q5_K", "down_proj": "Q4_K"}.get(part, "Q3_K")
+
+
+MIXTURES = (
+    (q3_k_m, "q3_k+q4_k+q5_k+q6_k"),
+    (q4_k_m, "q4_k+q6_k"),
+    (iq4_xs, "iq4_nl+iq4_xs+q5_k+q6_k"),
+    (q5_0, "q5+q5_mins+q8"),
+)
+
+
 @pytest.mark.skipif(native.load() is None, reason="the extension was not built")
-@pytest.mark.parametrize(("kinds", "formats"), [(q4_k_m, "q4_k+q6_k"), (iq4_xs, "iq4_nl+iq4_xs+q5_k+q6_k")])
+@pytest.mark.parametrize(("kinds", "formats"), MIXTURES)
 def test_a_mixture_runs_on_its_own_bits(kinds, formats, tiny, load, all_logits, tmp_path):
     """Also where matrices that lie side by side are of two types: nothing is rounded but inputs."""
     path = tmp_path / "model.gguf"

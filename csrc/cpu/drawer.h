@@ -1,0 +1,396 @@
+// One branch at a time drawn from its logits, and scored, by the loops of an instruction set.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+#include "kernels.h"
+#include "octavo/draw.h"
+#include "octavo/filters.h"
+#include "octavo/sample.h"
+#include "sample.h"
+
+namespace octavo {
+
+constexpr float kNever = -std::numeric_limits<float>::infinity();
+constexpr std::int64_t kLastId = std::numeric_limits<std::int64_t>::max();
+constexpr std::int64_t kMostListed = 128;  // so many of the likeliest are found sooner than all tokens are weighed
+
+inline const DrawLoops& draw_loops() {
+#ifdef OCTAVO_X86_KERNELS
+    if (kernels().isa >= Isa::kAvx512) {
+        return *avx512_draw_loops();
+    }
+    if (kernels().isa >= Isa::kAvx2) {
+        return *avx2_draw_loops();
+    }
+#endif
+    return *generic_draw_loops();
+}
+
+template <typename T>
+inline T at(const TensorRef& tensor, std::int64_t i) {
+    return tensor.as<T>()[i];
+}
+
+// One branch at a time. What it keeps is memory.
+class Drawer {
+  public:
+    // The caller's thread's: fresh memory in each step would cost page faults, which take longer than the draw.
+    static Drawer& of_thread(std::int64_t num_tokens) {
+        static thread_local Drawer drawer;
+        drawer.loops_ = &draw_loops();
+        drawer.num_tokens_ = num_tokens;
+        drawer.spans_.resize(static_cast<std::size_t>((num_tokens + kSpan - 1) / kSpan));
+        return drawer;
+    }
+
+    // Logits to be changed: a copy of x.
+    float* copy(const float* x) {
+        changed_.assign(x, x + num_tokens_);
+        return changed_.data();
+    }
+
+    // Leaves of x what the mask allows, one beside the other: a draw asks for their order and for exact sums, so the
+    // tokens between them are not missed, and costs what is left. Then `id_of` says which token is where.
+    std::int64_t confine(const float* x, const std::int32_t* mask) {
+        open_.resize(static_cast<std::size_t>(num_tokens_ + kSpare));
+        row_.count = loops_->leave(x, num_tokens_, mask, open_.data());
+        return row_.count == 0 ? kNothingLeft : look_at(open_.data());
+    }
+
+    // The token that stands at a place of what a mask has left.
+    std::int64_t id_of(std::int64_t place, const std::int32_t* mask) const {
+        std::int64_t begin = 0;
+        for (int some = 0; (some = __builtin_popcount(word_of(mask, begin))) <= place; begin += kBits) {
+            place -= some;
+        }
+        std::uint32_t word = word_of(mask, begin);
+        for (; place > 0; --place) {
+            word &= word - 1;
+        }
+        return begin + __builtin_ctz(word);
+    }
+
+    // Where the highest logit is, or kBadLogits.
+    std::int64_t look(const float* x) {
+        row_.count = num_tokens_;
+        return look_at(x);
+    }
+
+    // After `look`.
+    std::int64_t draw(const Draws& draws, std::int64_t branch) {
+        row_.factor = draw::factor_of(at<float>(draws.temperature, branch));
+        const float top_p = at<float>(draws.top_p, branch);
+        const std::int64_t top_k = at<std::int32_t>(draws.top_k, branch);
+        const bool by_count = top_k > 0 && top_k < row_.count, by_mass = top_p < 1;
+        const float least = draw::least_of(at<float>(draws.min_p, branch));
+        const filters::Chance chance{static_cast<std::uint64_t>(at<std::int64_t>(draws.seed, branch)),
+                                     static_cast<std::uint32_t>(at<std::int64_t>(draws.branch, branch)),
+                                     static_cast<std::uint32_t>(at<std::int64_t>(draws.index, branch))};
+        const float* further =
+            draws.filters.given() ? draws.filters.as<float>() + branch * draws.filters.stride[0] : nullptr;
+        if (further != nullptr && !filters::any(further)) {
+            further = nullptr;
+        }
+        if (by_count && top_k <= kMostListed) {
+            list(static_cast<std::size_t>(top_k));
+            keep_share(top_p);
+            return pick_listed(least, further, chance);
+        }
+        Kept kept{kNever, kLastId, 0};
+        if (by_count || by_mass) {
+            buckets_.resize(static_cast<std::size_t>(row_.count));
+            std::uint64_t mass = sort_into(kNearBuckets);
+            if (by_count) {
+                mass = cut(kept, static_cast<std::uint64_t>(top_k), mass, [](std::uint64_t) { return 1; }, counts_);
+            }
+            if (by_mass) {
+                cut(kept, draw::share_of(top_p, mass), mass, [](std::uint64_t weight) { return weight; }, masses_);
+            }
+        }
+        if (further != nullptr) {
+            list_kept(kept);
+            return pick_listed(least, further, chance);
+        }
+        kept.least = least;
+        return pick(kept, chance.bits(0));
+    }
+
+    // After `look`: the log probability of `token`, and the likeliest.
+    void score(std::int64_t token, const Scores& scores, std::int64_t branch, std::int64_t num) {
+        row_.factor = draw::factor_of(1);
+        const std::uint64_t total = loops_->sum_spans(row_, {kNever, kLastId, 0}, spans_.data());
+        const double sum = std::log(std::ldexp(static_cast<double>(total), -draw::kWeightBits));
+        const auto logprob = [&](std::int64_t id) {
+            return static_cast<float>(static_cast<double>(row_.logits[id]) - static_cast<double>(row_.highest) - sum);
+        };
+        scores.logprobs.as<float>()[branch] = logprob(token);
+        const std::vector<std::int64_t>& listed = top(num);
+        for (std::int64_t i = 0; i < scores.top_ids.shape[1]; ++i) {
+            const bool there = i < static_cast<std::int64_t>(listed.size());
+            const std::int64_t id = there ? listed[static_cast<std::size_t>(i)] : -1;
+            scores.top_ids.as<std::int64_t>()[branch * scores.top_ids.stride[0] + i] = id;
+            scores.top_logprobs.as<float>()[branch * scores.top_logprobs.stride[0] + i] = there ? logprob(id) : kNever;
+        }
+    }
+
+  private:
+    static constexpr int kBits = 32;  // of a word of a mask
+
+    std::uint32_t word_of(const std::int32_t* mask, std::int64_t begin) const {
+        const auto word = static_cast<std::uint32_t>(mask[begin / kBits]);
+        return num_tokens_ - begin < kBits ? word & ~(~0U << (num_tokens_ - begin)) : word;
+    }
+
+    std::int64_t look_at(const float* x) {
+        row_.logits = x;
+        const std::int64_t best = kernels().argmax(x, row_.count);
+        row_.highest = x[best];
+        return std::isfinite(row_.highest) ? best : kBadLogits;
+    }
+
+    struct Candidate {
+        float logit;
+        std::int64_t id;
+        std::uint64_t weight;
+    };
+
+    // Candidates as filters see them.
+    class FilteredTokens {
+      public:
+        FilteredTokens(std::vector<Candidate>& candidates, const DrawRow& row) : candidates_(candidates) {
+            for (const Candidate& each : candidates) {
+                powers_.push_back(draw::power_of(each.logit, row.highest, row.factor));
+            }
+        }
+
+        template <typename Amount>
+        std::uint64_t sum(Amount amount) const {
+            std::uint64_t total = 0;
+            for (std::size_t i = 0; i < powers_.size(); ++i) {
+                total += amount(powers_[i], static_cast<float>(candidates_[i].weight));
+            }
+            return total;
+        }
+
+        template <typename Amount>
+        std::uint64_t largest(Amount amount) const {
+            std::uint64_t most = 0;
+            for (std::size_t i = 0; i < powers_.size(); ++i) {
+                most = std::max(most, std::uint64_t{amount(powers_[i], static_cast<float>(candidates_[i].weight))});
+            }
+            return most;
+        }
+
+        void narrow(const filters::Band& band) {
+            std::size_t num = 0;
+            for (std::size_t i = 0; i < powers_.size(); ++i) {
+                if (band.has(powers_[i])) {
+                    candidates_[num] = candidates_[i];
+                    powers_[num++] = powers_[i];
+                }
+            }
+            candidates_.resize(num);
+            powers_.resize(num);
+        }
+
+      private:
+        std::vector<Candidate>& candidates_;
+        std::vector<float> powers_;
+    };
+
+    static bool before(const Candidate& a, const Candidate& b) {
+        return a.logit > b.logit || (a.logit == b.logit && a.id < b.id);
+    }
+
+    std::uint64_t sort_into(int num) {
+        num_buckets_ = num;
+        return loops_->histogram(row_, num, buckets_.data(), counts_, masses_);
+    }
+
+    // Ends `kept`, of `mass`, where its first tokens come to `target` by `amount` of a weight; `amounts`: the sums of
+    // each bucket. Returns the mass that stays.
+    template <typename Amount, typename Sum>
+    std::uint64_t cut(Kept& kept, std::uint64_t target, std::uint64_t mass, Amount amount, const Sum* amounts) {
+        std::uint64_t missing = target, before_mass = 0;
+        int bucket = 0;
+        while (bucket < num_buckets_ && static_cast<std::uint64_t>(amounts[bucket]) < missing) {
+            missing -= static_cast<std::uint64_t>(amounts[bucket]);
+            before_mass += masses_[bucket++];
+        }
+        if (bucket == num_buckets_ && num_buckets_ < kBuckets) {
+            sort_into(kBuckets);
+            return cut(kept, target, mass, amount, amounts);
+        }
+        if (bucket == kBuckets) {
+            return mass;
+        }
+        collect(bucket, kept);
+        auto first = candidates_.begin(), end = candidates_.end();
+        while (end - first > 1) {  // the last that is kept is in [first, end)
+            const auto middle = first + (end - first) / 2;
+            std::nth_element(first, middle, end, before);
+            std::uint64_t sum = 0;
+            for (auto each = first; each != middle; ++each) {
+                sum += amount(each->weight);
+            }
+            if (sum >= missing) {
+                end = middle;
+            } else {
+                missing -= sum;
+                first = middle;
+            }
+        }
+        if (first == end) {
+            return mass;
+        }
+        kept.logit = first->logit;
+        kept.id = first->id;
+        for (auto each = candidates_.begin(); each <= first; ++each) {
+            before_mass += each->weight;
+        }
+        return before_mass;
+    }
+
+    // The kept tokens of a bucket.
+    void collect(int bucket, const Kept& kept) {
+        candidates_.clear();
+        const std::uint16_t* buckets = buckets_.data();
+        for (std::int64_t id = loops_->next_in(buckets, 0, row_.count, bucket); id < row_.count;
+             id = loops_->next_in(buckets, id + 1, row_.count, bucket)) {
+            const Candidate each{row_.logits[id], id, draw::weight_of(row_.logits[id], row_.highest, row_.factor)};
+            if (!before({kept.logit, kept.id, 0}, each)) {
+                candidates_.push_back(each);
+            }
+        }
+    }
+
+    std::int64_t pick(const Kept& kept, std::uint64_t random) {
+        std::uint64_t place = draw::place_of(random, loops_->sum_spans(row_, kept, spans_.data()));
+        std::size_t span = 0;
+        while (place >= spans_[span]) {
+            place -= spans_[span++];
+        }
+        std::int64_t id = static_cast<std::int64_t>(span) * kSpan;
+        for (;; ++id) {
+            const Candidate each{row_.logits[id], id, draw::weight_of(row_.logits[id], row_.highest, row_.factor)};
+            const bool stays = static_cast<float>(each.weight) >= kept.least && !before({kept.logit, kept.id, 0}, each);
+            if (stays && place < each.weight) {
+                return id;
+            }
+            place -= stays ? each.weight : 0;
+        }
+    }
+
+    // The `num` likeliest tokens that are possible become the candidates, in no order.
+    void list(std::size_t num) {
+        const float* x = row_.logits;
+        candidates_.clear();
+        float least = kNever;
+        for (std::int64_t id = loops_->next_above(x, 0, row_.count, least); id < row_.count;
+             id = loops_->next_above(x, id + 1, row_.count, least)) {
+            candidates_.push_back({x[id], id, 0});
+            if (candidates_.size() == 2 * num) {
+                least = shorten(num);
+            }
+        }
+        if (candidates_.size() > num) {
+            shorten(num);
+        }
+    }
+
+    // Keeps the first `num` candidates; returns the logit of the last of them, which later tokens must exceed.
+    float shorten(std::size_t num) {
+        const auto last = candidates_.begin() + static_cast<std::ptrdiff_t>(num) - 1;
+        std::nth_element(candidates_.begin(), last, candidates_.end(), before);
+        candidates_.resize(num);
+        return last->logit;
+    }
+
+    // All kept tokens that weigh something become the candidates.
+    void list_kept(const Kept& kept) {
+        candidates_.clear();
+        for (std::int64_t id = 0; id < row_.count; ++id) {
+            const Candidate each{row_.logits[id], id, draw::weight_of(row_.logits[id], row_.highest, row_.factor)};
+            if (each.weight > 0 && !before({kept.logit, kept.id, 0}, each)) {
+                candidates_.push_back(each);
+            }
+        }
+    }
+
+    // What `cut` does for top-p, of candidates alone.
+    void keep_share(float top_p) {
+        std::uint64_t mass = 0;
+        for (Candidate& each : candidates_) {
+            each.weight = draw::weight_of(each.logit, row_.highest, row_.factor);
+            mass += each.weight;
+        }
+        if (top_p < 1) {
+            std::sort(candidates_.begin(), candidates_.end(), before);
+            std::uint64_t missing = draw::share_of(top_p, mass);
+            std::size_t kept = 0;
+            while (kept < candidates_.size() && (kept == 0 || missing > 0)) {
+                const std::uint64_t weight = candidates_[kept++].weight;
+                missing -= std::min(missing, weight);
+            }
+            candidates_.resize(kept);
+        }
+    }
+
+    // What `pick` does, of candidates alone. `further`: the parameters of further filters, if there are any.
+    std::int64_t pick_listed(float least, const float* further, const filters::Chance& chance) {
+        const auto gone = [least](const Candidate& each) { return static_cast<float>(each.weight) < least; };
+        candidates_.erase(std::remove_if(candidates_.begin(), candidates_.end(), gone), candidates_.end());
+        if (further != nullptr) {
+            FilteredTokens tokens(candidates_, row_);
+            filters::apply(tokens, further, chance);
+        }
+        std::sort(candidates_.begin(), candidates_.end(), [](auto& a, auto& b) { return a.id < b.id; });
+        std::uint64_t mass = 0;
+        for (const Candidate& each : candidates_) {
+            mass += each.weight;
+        }
+        std::uint64_t place = draw::place_of(chance.bits(0), mass);
+        auto chosen = candidates_.begin();
+        while (place >= chosen->weight) {
+            place -= chosen++->weight;
+        }
+        return chosen->id;
+    }
+
+    // The `num` likeliest tokens, as long as they are possible.
+    const std::vector<std::int64_t>& top(std::int64_t num) {
+        top_.clear();
+        const float* x = row_.logits;
+        float least = kNever;
+        for (std::int64_t id = num > 0 ? loops_->next_above(x, 0, row_.count, least) : row_.count; id < row_.count;
+             id = loops_->next_above(x, id + 1, row_.count, least)) {
+            if (static_cast<std::int64_t>(top_.size()) == num) {
+                top_.pop_back();
+            }
+            top_.insert(std::upper_bound(top_.begin(), top_.end(), id,
+                                         [x](std::int64_t a, std::int64_t b) { return x[a] > x[b]; }),
+                        id);
+            least = static_cast<std::int64_t>(top_.size()) == num ? x[top_.back()] : kNever;
+        }
+        return top_;
+    }
+
+    const DrawLoops* loops_ = nullptr;
+    std::int64_t num_tokens_ = 0;  // of the vocabulary
+    DrawRow row_{};                // all of them, or those that a mask has left
+    std::vector<float> changed_, open_;
+    std::vector<std::uint64_t> spans_;
+    std::vector<std::uint16_t> buckets_;
+    int num_buckets_ = 0;  // that are counted
+    std::int32_t counts_[kBuckets];
+    std::uint64_t masses_[kBuckets];
+    std::vector<Candidate> candidates_;
+    std::vector<std::int64_t> top_;
+};
+
+}  // namespace octavo

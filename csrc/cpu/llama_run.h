@@ -1,0 +1,393 @@
+// What a step of a decoder is in one thread: its phases, one after the other.
+#pragma once
+
+#include <algorithm>
+#include <initializer_list>
+#include <map>
+#include <vector>
+
+#include "attention.h"
+#include "buffer.h"
+#include "experts.h"
+#include "linear.h"
+#include "lora.h"
+#include "octavo/llama.h"
+#include "rope.h"
+#include "team_room.h"
+
+namespace octavo {
+
+constexpr std::int64_t kParts = 2;        // of a step, for stages
+constexpr std::int64_t kClaims = 8;       // of each thread in a phase over rows of activations, at least
+constexpr std::int64_t kMostAtOnce = 16;  // rows of a claim
+constexpr std::int64_t kPiece = 512;      // floats of an activation that one thread takes at once; a multiple of kBlock
+
+// Some tokens of a step, which lie one after the other.
+struct Llama::Part {
+    LlamaStep step;
+    std::int64_t first = 0;
+    std::vector<std::int32_t> cu_q, seq_lens;
+    std::map<std::int64_t, AttentionPlan> plans;  // by window
+
+    // The tokens [first, end) of a whole step. A sequence may be divided: its earlier tokens are then in an earlier
+    // part.
+    void cut(const LlamaStep& whole, std::int64_t begin, std::int64_t end);
+};
+
+struct Llama::Workspace {
+    Buffer<float> x, normed, qkv, attended, gate_up, inner, low;
+    Buffer<InputBlock> digits;
+    Buffer<Bf16Block> bf16;
+    Part parts[kParts];
+    std::vector<KvPages> layers, own;
+    ExpertSpace experts;
+};
+
+inline void Llama::Part::cut(const LlamaStep& whole, std::int64_t begin, std::int64_t end) {
+    step = whole;
+    first = begin;
+    for (TensorRef* ids : {&step.token_ids, &step.positions, &step.slots}) {
+        ids->data = ids->as<std::int64_t>() + begin;
+        ids->shape[0] = end - begin;
+    }
+    const auto* starts = whole.batch.cu_q.as<std::int32_t>();
+    const std::int64_t count = whole.batch.seq_lens.shape[0];
+    const std::int64_t one = std::upper_bound(starts, starts + count, begin) - starts - 1;
+    const std::int64_t last = std::lower_bound(starts, starts + count, end) - starts - 1;
+    cu_q.clear();
+    seq_lens.clear();
+    for (std::int64_t s = one; s <= last + 1; ++s) {
+        cu_q.push_back(static_cast<std::int32_t>(std::clamp<std::int64_t>(starts[s], begin, end) - begin));
+    }
+    for (std::int64_t s = one; s <= last; ++s) {
+        const std::int64_t later = std::max<std::int64_t>(0, starts[s + 1] - end);
+        seq_lens.push_back(whole.batch.seq_lens.as<std::int32_t>()[s] - static_cast<std::int32_t>(later));
+    }
+    BatchRef& batch = step.batch;
+    batch.cu_q.data = cu_q.data();
+    batch.cu_q.shape[0] = last - one + 2;
+    batch.seq_lens.data = seq_lens.data();
+    batch.seq_lens.shape[0] = last - one + 1;
+    batch.tables.data = batch.tables.as<std::int32_t>() + one * batch.tables.stride[0];
+    batch.tables.shape[0] = last - one + 1;
+}
+
+// One part of a step in one thread.
+class Llama::Run {
+  public:
+    // kv: of all heads.
+    Run(Llama& model, Part& part, const std::vector<KvPages>& kv, PoolThread& thread, int threads)
+        : m_(model),
+          s_(model.sizes_),
+          share_(model.share_),
+          part_(part),
+          step_(part.step),
+          kv_(kv),
+          thread_(thread),
+          threads_(threads),
+          k_(kernels()) {
+        num_tokens_ = step_.token_ids.shape[0];
+        Workspace& space = *model.space_;
+        const TeamRoom* room = model.room_.get();
+        x_ = (room != nullptr ? room->x : space.x.take(0)) + part.first * s_.hidden;
+        attended_ = (room != nullptr ? room->attended : space.attended.take(0)) + part.first * s_.heads * s_.head_dim;
+        inner_ = (room != nullptr ? room->inner : space.inner.take(0)) + part.first * TeamRoom::inner_of(s_);
+        shown_kv_ = share_.links != nullptr ? room->kv + part.first * 2 * s_.kv_heads * s_.head_dim : nullptr;
+        queries_ = room != nullptr ? room->queries + part.first * s_.heads * s_.head_dim : nullptr;
+        keys_ = room != nullptr ? room->keys + part.first * s_.kv_heads * s_.head_dim : nullptr;
+        normed_ = space.normed.take(0);
+        qkv_ = space.qkv.take(0);
+        gate_up_ = space.gate_up.take(0);
+        low_ = space.low.take(0);
+        low_rows_ = lora_low_rows(step_);
+        inputs_ = {space.digits.take(0), space.bf16.take(0)};
+    }
+
+    void operator()() {
+        begin();
+        const auto first = static_cast<std::size_t>(share_.layers.first);
+        const std::size_t end =
+            share_.team == nullptr ? m_.layers_.size() : first + static_cast<std::size_t>(share_.layers.count);
+        for (std::size_t index = first; index < end; ++index) {
+            const LlamaLayer& layer = m_.layers_[index];
+            if (share_.kv_heads.count > 0) {
+                norm(layer.input_norm, layer.qkv);
+                product(layer.qkv, normed_, layer.qkv_bias, qkv_, qkv_row(), false);
+                adapt(index, &LoraLayer::qkv, normed_, s_.hidden, qkv_, qkv_row());
+            }
+            if (share_.team != nullptr && m_.normed_together(layer)) {
+                show_heads();
+                meet({{queries_, num_tokens_, s_.heads * s_.head_dim, &m_.host_attended_, false},
+                      {keys_, num_tokens_, s_.kv_heads * s_.head_dim, &m_.host_keys_, false}});
+            }
+            if (share_.kv_heads.count > 0) {
+                place(layer, m_.space_->own[index]);
+                attend(layer, m_.space_->own[index]);
+            }
+            meet({{attended_, num_tokens_, s_.heads * s_.head_dim, &m_.host_attended_, false},
+                  {shown_kv_, num_tokens_, 2 * s_.kv_heads * s_.head_dim, &m_.host_kv_, true}});
+            keep_shown(kv_[index]);
+            round(layer.out, attended_);
+            product(layer.out, attended_, layer.out_bias, x_ + share_.hidden.first, s_.hidden, true);
+            adapt(index, &LoraLayer::out, attended_, s_.heads * s_.head_dim, x_, s_.hidden);
+            meet({{x_, num_tokens_, s_.hidden, &share_.host_hidden, false}});
+            if (!layer.experts.router.empty()) {
+                ask_experts(layer);
+                continue;
+            }
+            norm(layer.mlp_norm, layer.gate_up);
+            product(layer.gate_up, normed_, layer.gate_up_bias, gate_up_, 2 * share_.inner.count, false);
+            adapt(index, &LoraLayer::gate_up, normed_, s_.hidden, gate_up_, 2 * s_.inner);
+            activate(layer.down);
+            product(layer.down, inner_, layer.down_bias, x_ + share_.hidden.first, s_.hidden, true);
+            adapt(index, &LoraLayer::down, inner_, s_.inner, x_, s_.hidden);
+            meet({{x_, num_tokens_, s_.hidden, &share_.host_hidden, false}});
+        }
+        if (stages() > 1) {
+            thread_.each(share_.team->rank_in_stage() == 0, [&](std::int64_t) { share_.team->pass_on(); });
+        }
+    }
+
+    // After all parts of a step, in the front: until then the last stage reads the step and writes its keys and values.
+    void wait_for_stages() {
+        if (stages() > 1 && share_.team->rank() == 0) {
+            thread_.each(1, [&](std::int64_t) { share_.team->wait_for_end(); });
+        }
+    }
+
+    // Then the normed states of the step's rows.
+    void take_rows(const TensorRef& hidden) {
+        const float* x = x_ - part_.first * s_.hidden;
+        each(step_.rows.shape[0], [&](std::int64_t i) {
+            const float* from = x + step_.rows.as<std::int64_t>()[i] * s_.hidden;
+            k_.rms_norm(from, m_.norm_.as<float>(), s_.eps, s_.hidden, hidden.as<float>() + i * hidden.stride[0]);
+        });
+    }
+
+  private:
+    // Work on single rows takes as long as claiming it from the other threads does, so a thread claims several at once.
+    template <typename Body>
+    void each(std::int64_t count, const Body& body) {
+        const std::int64_t some = std::clamp<std::int64_t>(count / (threads_ * kClaims), 1, kMostAtOnce);
+        thread_.each((count + some - 1) / some, [&](std::int64_t part) {
+            const std::int64_t first = part * some, end = std::min(first + some, count);
+            for (std::int64_t i = first; i < end; ++i) {
+                body(i);
+            }
+        });
+    }
+
+    int stages() const { return share_.team != nullptr ? share_.team->stages() : 1; }
+
+    // The embeddings, or what the stage before has left.
+    void begin() {
+        if (stages() > 1) {
+            thread_.each(1, [&](std::int64_t) { share_.team->wait_for_part(); });
+        }
+        if (share_.team == nullptr || share_.team->stage() == 0) {
+            const std::int64_t rank = share_.team != nullptr ? share_.team->rank_in_stage() : 0;
+            const std::int64_t ranks = share_.team != nullptr ? share_.team->stage_size() : 1;
+            each((num_tokens_ - rank + ranks - 1) / ranks, [&](std::int64_t i) {
+                const std::int64_t t = i * ranks + rank;
+                float* x = x_ + t * s_.hidden;
+                k_.weight_row(m_.embedding_, step_.token_ids.as<std::int64_t>()[t], x);
+                for (std::int64_t j = 0; s_.embedding_scale != 1.0F && j < s_.hidden; ++j) {
+                    x[j] *= s_.embedding_scale;
+                }
+            });
+            meet();
+        }
+    }
+
+    // All ranks of the stage have done what they do before it, and other hosts' columns are there, too. Whether the
+    // team is broken is asked at the end of the step.
+    void meet(std::initializer_list<Columns> columns = {}) {
+        if (share_.team != nullptr) {
+            thread_.each(1, [&](std::int64_t) {
+                share_.team->meet_in_step();
+                if (share_.links != nullptr && columns.size() > 0) {
+                    if (share_.team->rank() == 0) {
+                        share_.links->exchange(columns);
+                    }
+                    share_.team->meet_in_step();
+                }
+            });
+        }
+    }
+
+    // In the front: what other hosts have placed in their blocks, so that its own can be swapped, copied and sent.
+    void keep_shown(const KvPages& kv) {
+        if (share_.links == nullptr || share_.links->host() != 0 || share_.team->rank() != 0) {
+            return;
+        }
+        const std::int64_t d = s_.head_dim, row = 2 * s_.kv_heads * d;
+        const auto [own, count] = share_.host_kv_heads.front();
+        each(num_tokens_, [&, first = own, end = own + count](std::int64_t t) {
+            const std::int64_t slot = step_.slots.as<std::int64_t>()[t];
+            for (std::int64_t h = 0; slot >= 0 && h < s_.kv_heads; ++h) {
+                if (h < first || h >= end) {
+                    const float* shown = shown_kv_ + t * row + 2 * h * d;
+                    k_.write_slot(kv, kv.keys, slot / kv.block_size, h, slot % kv.block_size, shown);
+                    k_.write_slot(kv, kv.values, slot / kv.block_size, h, slot % kv.block_size, shown + d);
+                }
+            }
+        });
+    }
+
+    void ask_experts(const LlamaLayer& layer) {
+        const Experts& experts = layer.experts;
+        norm(layer.mlp_norm, experts.gate_up);
+        ExpertRun run(experts, expert_part(experts, share_), m_.space_->experts, s_.hidden, num_tokens_, normed_,
+                      inputs_, share_.team != nullptr ? inner_ : nullptr, thread_, threads_);
+        run.make_states();
+        meet({{inner_, num_tokens_ * experts.top, expert_inner(experts), &share_.host_expert_inner, false},
+              {run.shared_states(), num_tokens_, shared_inner(experts), &share_.host_shared_inner, false}});
+        run.add_results(x_);
+        meet({{x_, num_tokens_, s_.hidden, &share_.host_hidden, false}});
+    }
+
+    // Of queries, keys and values of a token.
+    std::int64_t qkv_row() const { return share_.kv_heads.count * (group() + 2) * s_.head_dim; }
+    std::int64_t group() const { return s_.heads / s_.kv_heads; }
+
+    void norm(const TensorRef& weight, const Stack& next) {
+        each(num_tokens_, [&](std::int64_t t) {
+            k_.rms_norm(x_ + t * s_.hidden, weight.as<float>(), s_.eps, s_.hidden, normed_ + t * s_.hidden);
+            round_inputs(next.front(), normed_ + t * s_.hidden, t, 0, s_.hidden, inputs_);
+        });
+    }
+
+    void round(const Stack& stack, const float* x) {
+        const Weight& next = stack.front();
+        if (next.rounding() != Rounding::kNone) {
+            each(num_tokens_, [&](std::int64_t t) { round_inputs(next, x + t * next.cols, t, 0, next.cols, inputs_); });
+        }
+    }
+
+    void product(const Stack& stack, const float* x, const TensorRef& bias, float* y, std::int64_t y_stride,
+                 bool accumulate) {
+        std::int64_t first = 0;
+        for (const Weight& part : stack) {
+            const float* added = bias.data != nullptr ? bias.as<float>() + first : nullptr;
+            run_linear(thread_, threads_,
+                       {part, x, part.cols, inputs_.digits, inputs_.bf16, num_tokens_, y + first, y_stride, added,
+                        accumulate});
+            first += part.rows;
+        }
+    }
+
+    void adapt(std::size_t layer, LoraStackOf stack, const float* x, std::int64_t cols, float* y, std::int64_t rows) {
+        add_lora(thread_, threads_, step_, {layer, stack, x, cols, y, rows, low_, low_rows_});
+    }
+
+    // The own queries and keys, for ranks that norm those of all heads.
+    void show_heads() {
+        const std::int64_t d = s_.head_dim, own = share_.kv_heads.count * d, first = share_.kv_heads.first * d;
+        each(own > 0 ? num_tokens_ : 0, [&](std::int64_t t) {
+            const float* heads = qkv_ + t * qkv_row();
+            std::copy_n(heads, group() * own, queries_ + t * s_.heads * d + group() * first);
+            std::copy_n(heads + group() * own, own, keys_ + t * s_.kv_heads * d + first);
+        });
+    }
+
+    // The own ones of a row's numbers, normed with all of them.
+    void norm_own(const float* all, std::int64_t count, const TensorRef& weight, std::int64_t first, std::int64_t own,
+                  float* space, float* to) {
+        k_.rms_norm(all, weight.as<float>(), s_.eps, count, space);
+        std::copy_n(space + first, own, to);
+    }
+
+    // Norms and turns queries and keys where they are, and puts keys and values into their slots.
+    void place(const LlamaLayer& layer, const KvPages& kv) {
+        const std::int64_t d = s_.head_dim, kv_heads = share_.kv_heads.count, queries = kv_heads * group();
+        const std::int64_t turning = queries + kv_heads, row = qkv_row();
+        const std::int64_t pairs = m_.cos_.shape[1] / 2, size = kv.block_size;
+        each(num_tokens_, [&](std::int64_t t) {
+            float* heads = qkv_ + t * row;
+            const std::int64_t position = step_.positions.as<std::int64_t>()[t];
+            const Rope rope{m_.cos_.as<float>() + position * m_.cos_.stride[0],
+                            m_.sin_.as<float>() + position * m_.sin_.stride[0], pairs, false};
+            const bool together = m_.normed_together(layer);
+            float* space = thread_.scratch(together ? s_.heads * d : d);
+            if (together && share_.team != nullptr) {
+                const std::int64_t first = share_.kv_heads.first * d, q = s_.heads * d, k = s_.kv_heads * d;
+                norm_own(queries_ + t * q, q, layer.q_norm, group() * first, queries * d, space, heads);
+                norm_own(keys_ + t * k, k, layer.k_norm, first, kv_heads * d, space, heads + queries * d);
+            } else if (together) {
+                k_.rms_norm(heads, layer.q_norm.as<float>(), s_.eps, queries * d, heads);
+                k_.rms_norm(heads + queries * d, layer.k_norm.as<float>(), s_.eps, kv_heads * d, heads + queries * d);
+            }
+            for (std::int64_t h = 0; h < turning; ++h) {
+                float* head = heads + h * d;
+                const TensorRef& weight = h < queries ? layer.q_norm : layer.k_norm;
+                if (weight.given() && !together) {
+                    k_.rms_norm(head, weight.as<float>(), s_.eps, d, head);
+                }
+                if (layer.rotated) {
+                    turn(k_, rope, head, space);
+                }
+            }
+            const std::int64_t slot = step_.slots.as<std::int64_t>()[t];
+            for (std::int64_t h = 0; shown_kv_ != nullptr && h < kv_heads; ++h) {
+                float* shown = shown_kv_ + (t * s_.kv_heads + share_.kv_heads.first + h) * 2 * d;
+                std::copy_n(heads + (queries + h) * d, d, shown);
+                std::copy_n(heads + (turning + h) * d, d, shown + d);
+            }
+            for (std::int64_t h = 0; slot >= 0 && h < kv_heads; ++h) {
+                k_.write_slot(kv, kv.keys, slot / size, h, slot % size, heads + (queries + h) * d);
+                k_.write_slot(kv, kv.values, slot / size, h, slot % size, heads + (turning + h) * d);
+            }
+        });
+    }
+
+    void attend(const LlamaLayer& layer, const KvPages& kv) {
+        const std::int64_t first = share_.kv_heads.first;
+        AttentionJob job = attention_job(kv, share_.kv_heads.count * group());
+        job.queries = qkv_;
+        job.query_token = qkv_row();
+        job.query_head = s_.head_dim;
+        job.out = attended_ + first * group() * s_.head_dim;
+        job.out_token = s_.heads * s_.head_dim;
+        job.out_head = s_.head_dim;
+        job.scale = s_.scale;
+        job.window = layer.window;
+        job.sinks = layer.sinks.given() ? layer.sinks.as<float>() + first * group() : nullptr;
+        put_sparse(job, layer.sparse, s_.heads);
+        job.sparse_offset += first * (group() * job.sparse_head + job.sparse_kv_head);
+        part_.plans.at(layer.window).run(thread_, job);
+    }
+
+    void activate(const Stack& next) {
+        const auto [start, size] = share_.inner;
+        const std::int64_t pieces = (size + kPiece - 1) / kPiece;
+        each(num_tokens_ * pieces, [&, first = start, own = size](std::int64_t i) {
+            const std::int64_t t = i / pieces, from = i % pieces * kPiece;
+            const std::int64_t count = own - from < kPiece ? own - from : kPiece;
+            const float* gate = gate_up_ + t * 2 * own + from;
+            k_.silu_mul(gate, gate + own, count, inner_ + t * s_.inner + first + from);
+            if (share_.team == nullptr) {
+                round_inputs(next.front(), inner_ + t * s_.inner, t, from, count, inputs_);
+            }
+        });
+        if (share_.team != nullptr) {
+            meet({{inner_, num_tokens_, s_.inner, &share_.host_inner, false}});
+            round(next, inner_);
+        }
+    }
+
+    Llama& m_;
+    const LlamaSizes& s_;
+    const LlamaShare& share_;
+    Part& part_;
+    const LlamaStep& step_;
+    const std::vector<KvPages>& kv_;
+    PoolThread& thread_;
+    const int threads_;
+    const Kernels& k_;
+    std::int64_t num_tokens_;
+    float *x_, *normed_, *qkv_, *attended_, *gate_up_, *inner_, *low_, *shown_kv_, *queries_, *keys_;
+    std::int64_t low_rows_;
+    Inputs inputs_;
+};
+
+}  // namespace octavo
