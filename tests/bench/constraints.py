@@ -46,7 +46,7 @@ def main() -> None:
     parser.add_argument("--temperature", type=float, default=0.8)
     parser.add_argument("--speculation", default="off", help="auto: guessed tokens save steps of JSON")
     arguments = parser.parse_args()
-    # Without swapping: blocks demoted to memory that a virtual machine's host has to find first cost milliseconds a step.
+    # Nothing is demoted to memory that the host of a virtual machine has to find first, at milliseconds a step.
     llm = LLM(arguments.model, speculation=arguments.speculation, swap_space=0)
     prompts = [f"A person named number {number} as JSON:" for number in range(arguments.streams)]
     usual: dict[str, Any] = {"max_tokens": arguments.tokens, "temperature": arguments.temperature}
