@@ -101,9 +101,9 @@ struct FormatShape {
     const char* name;
     std::int64_t gguf_bytes = 0;         // of a block that it is repacked from: one of GGUF, or formed like that
     std::int64_t columns = 1;            // packed together: a matrix has a multiple of them
-    std::int64_t bits = 0;               // of a number that lie together
-    std::int64_t high_bits = 0;          // of a number that lie in pieces of their own
-    float offset = 0;                    // what products without signs see is larger by that
+    std::int64_t bits = 0;               // that each number has in the pieces of low bits
+    std::int64_t high_bits = 0;          // that each number has in the pieces of higher bits
+    float offset = 0;                    // by which products of unsigned bytes see numbers too large
     unsigned traits = 0;                 // of Traits
     const std::int8_t* codes = nullptr;  // the numbers that bits stand for, if not themselves
 };
