@@ -14,11 +14,14 @@ void bind_weights(py::module_& module) {
     const py::call_guard<py::gil_scoped_release> free;
     py::class_<Weight>(module, "Weight", "A matrix inputs are multiplied with; refers to the memory of `data`.")
         .def(py::init([](const TensorRef& data, const std::string& format, std::int64_t rows, std::int64_t cols,
-                         bool exact) { return make_weight(data, format_named(format.c_str()), rows, cols, exact); }),
-             "data"_a, "format"_a, "rows"_a, "cols"_a, "exact"_a = false, py::keep_alive<1, 2>())
+                         const std::string& inputs) {
+                 const Format found = format_named(format.c_str());
+                 return make_weight(data, found, rows, cols, rounding_named(inputs.c_str(), found));
+             }),
+             "data"_a, "format"_a, "rows"_a, "cols"_a, "inputs"_a = "", py::keep_alive<1, 2>())
         .def_readonly("rows", &Weight::rows)
         .def_readonly("cols", &Weight::cols)
-        .def_readonly("exact", &Weight::exact)
+        .def_property_readonly("inputs", [](const Weight& weight) { return name_of(weight.rounding); })
         .def_property_readonly("format", [](const Weight& weight) { return name_of(weight.format); });
     module.def(
         "packed_bytes",

@@ -83,7 +83,7 @@ void check_experts(const Experts& e, const ExpertPart& part, std::int64_t hidden
     }
     require(count > 0 && count <= kMostExperts && e.top > 0 && e.top <= count, "top", "is no number of experts");
     expect_one(e.router, "router", count, hidden);
-    require(e.router[0].rounding() == Rounding::kNone, "router", "rounds its inputs");
+    require(e.router[0].rounding == Rounding::kNone, "router", "rounds its inputs");
     expect_bias(e.router_bias, "router_bias", {count});
     expect_bias(e.correction, "router_correction", {count});
     require(
@@ -103,12 +103,12 @@ void check_experts(const Experts& e, const ExpertPart& part, std::int64_t hidden
     require(inner > 0, "expert_down", "has another shape");
     for (const Weight& weight : e.gate_up) {
         expect_one({weight}, "expert_gate_up", 2 / parts * part.inner.count, hidden);
-        require(weight.rounding() == e.gate_up[0].rounding(), "expert_gate_up",
+        require(weight.rounding == e.gate_up[0].rounding, "expert_gate_up",
                 "has experts that round their inputs differently");
     }
     for (const Weight& weight : e.down) {
         expect_one({weight}, "expert_down", own, inner);
-        require(weight.rounding() == e.down[0].rounding(), "expert_down",
+        require(weight.rounding == e.down[0].rounding, "expert_down",
                 "has experts that round their inputs differently");
     }
     if (!e.shared_down.empty()) {
@@ -119,13 +119,13 @@ void check_experts(const Experts& e, const ExpertPart& part, std::int64_t hidden
         for (const Weight& weight : e.shared_gate_up) {
             const std::int64_t rows = 2 * part.shared_inner.count / static_cast<std::int64_t>(halves);
             expect_one({weight}, "shared_gate_up", rows, hidden);
-            require(weight.rounding() == e.gate_up[0].rounding(), "shared_gate_up",
+            require(weight.rounding == e.gate_up[0].rounding, "shared_gate_up",
                     "rounds its inputs differently than the experts");
         }
         expect_one(e.shared_down, "shared_down", own, shared);
         if (!e.shared_gate.empty()) {
             expect_one(e.shared_gate, "shared_gate", 1, hidden);
-            require(e.shared_gate[0].rounding() == Rounding::kNone, "shared_gate", "rounds its inputs");
+            require(e.shared_gate[0].rounding == Rounding::kNone, "shared_gate", "rounds its inputs");
         }
     }
 }
@@ -295,8 +295,9 @@ void ExpertRun::group() {
 
 void ExpertRun::gather(std::int64_t pair) {
     const std::int64_t token = pair / e_.top, column = columns_[pair], blocks = hidden_ / kBlock;
-    switch (e_.gate_up[0].rounding()) {
-        case Rounding::kDigits:
+    switch (e_.gate_up[0].rounding) {
+        case Rounding::k15Bits:
+        case Rounding::k8Bits:
             return copy_column(rounded_.digits, token, grouped_.digits, column, blocks);
         case Rounding::kBf16:
             return copy_column(rounded_.bf16, token, grouped_.bf16, column, blocks);
@@ -351,7 +352,7 @@ void ExpertRun::activate(std::int64_t piece, std::int64_t pieces) {
 void ExpertRun::take_states(std::int64_t pair) {
     const std::int64_t column = columns_[pair];
     const float* state = states_ + pair * inner_;
-    if (e_.down[0].rounding() == Rounding::kNone) {
+    if (e_.down[0].rounding == Rounding::kNone) {
         std::memcpy(activated_ + column * inner_, state, static_cast<std::size_t>(inner_) * sizeof(float));
     } else {
         round_inputs(e_.down[0], state, column, 0, inner_, grouped_);

@@ -103,23 +103,29 @@ bool agree(const Kernels& one, const Kernels& other) {
     }
     std::vector<InputBlock> digits(2 * kInputColumns * kCols / kBlock);
     std::vector<Bf16Block> bf16(digits.size());
-    for (std::int64_t c = 0; c < kColumns; ++c) {
-        one.to_digits(x.data() + c * kCols, kCols, digits.data() + input_at(c, kCols / kBlock));
-        one.to_bf16_blocks(x.data() + c * kCols, kCols, bf16.data() + input_at(c, kCols / kBlock));
-    }
-    for (int format = static_cast<int>(Format::kQ8); format < kNumFormats; ++format) {
-        const Weight weight{static_cast<Format>(format), numbers.data(), kRows, kCols, 0, false};
-        std::vector<float> results[2];
-        for (int i = 0; i < 2; ++i) {
-            results[i].resize(kColumns * kRows);
-            const LinearJob job{weight,   x.data(),          kCols, digits.data(), bf16.data(),
-                                kColumns, results[i].data(), kRows, nullptr,       false};
-            const Kernels& kernels = i == 0 ? one : other;
-            std::vector<float> scratch(static_cast<std::size_t>(kernels.linear_scratch(job)));
-            kernels.linear(job, 0, kRows, scratch.data());
+    for (const Rounding rounding : {Rounding::k15Bits, Rounding::k8Bits, Rounding::kBf16}) {
+        for (std::int64_t c = 0; c < kColumns; ++c) {
+            one.to_digits(x.data() + c * kCols, kCols, rounding, digits.data() + input_at(c, kCols / kBlock));
+            one.to_bf16_blocks(x.data() + c * kCols, kCols, bf16.data() + input_at(c, kCols / kBlock));
         }
-        if (results[0] != results[1]) {
-            return false;
+        for (int i = static_cast<int>(Format::kQ8); i < kNumFormats; ++i) {
+            const auto format = static_cast<Format>(i);
+            if ((format == Format::kBf16Pairs) != (rounding == Rounding::kBf16)) {
+                continue;
+            }
+            std::vector<float> results[2];
+            for (int side = 0; side < 2; ++side) {
+                results[side].resize(kColumns * kRows);
+                const Weight weight{format, numbers.data(), kRows, kCols, 0, rounding};
+                const LinearJob job{weight,   x.data(),             kCols, digits.data(), bf16.data(),
+                                    kColumns, results[side].data(), kRows, nullptr,       false};
+                const Kernels& kernels = side == 0 ? one : other;
+                std::vector<float> scratch(static_cast<std::size_t>(kernels.linear_scratch(job)));
+                kernels.linear(job, 0, kRows, scratch.data());
+            }
+            if (results[0] != results[1]) {
+                return false;
+            }
         }
     }
     return true;

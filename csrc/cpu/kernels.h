@@ -10,9 +10,9 @@
 
 namespace octavo {
 
-// 32 inputs as whole numbers of 15 bits, each in two int8 digits: value = scale * (kDigit * high + low). With one digit
-// a text's logits err by 0.9 %, and those of single tokens by 5 %; with two by 0.24 % at most
-// (docs/measurements/kernels.md).
+// 32 inputs as whole numbers, each in two int8 digits: value = scale * (kDigit * high + low). Of numbers of 8 bits the
+// high digits are zero, and products may leave them out. With 8 bits a text's logits err by 0.9 %, and those of single
+// tokens by 5 %; with 15 by 0.24 % at most (docs/measurements/kernels.md).
 struct alignas(16) InputBlock {
     std::int8_t high[kBlock], low[kBlock];
     float scale;
@@ -20,7 +20,7 @@ struct alignas(16) InputBlock {
     std::int32_t sum;        // the sum of the numbers
     std::int32_t first_sum;  // of the first half of them
 };
-constexpr std::int32_t kDigit = 128, kLargestNumber = 127 * kDigit;
+constexpr std::int32_t kDigit = 128, kLargestDigit = 127, kLargestNumber = kLargestDigit * kDigit;
 
 // 32 inputs in bfloat16.
 struct alignas(64) Bf16Block {
@@ -43,7 +43,7 @@ struct LinearJob {
     const float* x;  // [columns, cols], for weights that take inputs as they are
     std::int64_t x_stride;
     // Rounded inputs, with room for a multiple of kInputColumns; what lies past `columns` is ignored.
-    const InputBlock* digits;  // for weights whose inputs are rounded to 15 bits
+    const InputBlock* digits;  // for weights whose inputs are rounded to 15 or 8 bits
     const Bf16Block* bf16;     // for weights whose inputs are rounded to bfloat16
     std::int64_t columns;
     float* y;  // [columns, rows]
@@ -124,7 +124,7 @@ struct Kernels {
     void (*linear)(const LinearJob& job, std::int64_t first_row, std::int64_t end_row, float* scratch);
     std::int64_t (*linear_scratch)(const LinearJob& job);  // floats
     std::int64_t (*tile_rows)(const Weight& weight);       // a product is fastest with multiples of so many
-    void (*to_digits)(const float* x, std::int64_t count, InputBlock* to);
+    void (*to_digits)(const float* x, std::int64_t count, Rounding rounding, InputBlock* to);
     void (*to_bf16_blocks)(const float* x, std::int64_t count, Bf16Block* to);
     void (*weight_row)(const Weight& weight, std::int64_t row, float* out);
     // `next`, if it is not null, will probably be computed then: its first keys are asked for.

@@ -27,7 +27,7 @@ inline std::int64_t rows_at_once(const Weight& weight, int threads) {
     return best * tile;
 }
 
-// Room for rounded inputs. A product uses one of them, as its weight's `rounding()` says.
+// Room for rounded inputs. A product uses one of them, as its weight's `rounding` says.
 struct Inputs {
     InputBlock* digits;
     Bf16Block* bf16;
@@ -42,9 +42,10 @@ inline std::int64_t num_blocks(std::int64_t columns, std::int64_t cols) {
 inline void round_inputs(const Weight& weight, const float* x, std::int64_t column, std::int64_t first,
                          std::int64_t count, const Inputs& to) {
     const std::int64_t block = input_at(column, weight.cols / kBlock) + first / kBlock * kInputColumns;
-    switch (weight.rounding()) {
-        case Rounding::kDigits:
-            return kernels().to_digits(x + first, count, to.digits + block);
+    switch (weight.rounding) {
+        case Rounding::k15Bits:
+        case Rounding::k8Bits:
+            return kernels().to_digits(x + first, count, weight.rounding, to.digits + block);
         case Rounding::kBf16:
             return kernels().to_bf16_blocks(x + first, count, to.bf16 + block);
         case Rounding::kNone:

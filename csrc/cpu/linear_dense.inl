@@ -132,12 +132,13 @@ void dense_rows(const LinearJob& job, std::int64_t row, std::int64_t end, float*
 
 template <Format kFormat>
 void packed_rows(const LinearJob& job, std::int64_t first_row, std::int64_t end_row, float* scratch) {
-    if (job.weight.exact) {
+    if (job.weight.rounding == Rounding::kNone) {
         exact_rows<kFormat, Rows>(job, first_row, end_row, scratch);
     } else if constexpr (kFormat == Format::kBf16Pairs) {
         bf16_rows(job, first_row, end_row);
     } else {
-        digit_rows<kFormat>(job, first_row, end_row, scratch);
+        job.weight.rounding == Rounding::k8Bits ? digit_rows<kFormat, 1>(job, first_row, end_row, scratch)
+                                                : digit_rows<kFormat, 2>(job, first_row, end_row, scratch);
     }
 }
 
@@ -166,12 +167,12 @@ std::int64_t linear_scratch(const LinearJob& job) {
     if (job.weight.format < Format::kQ8) {
         return 4 * job.weight.cols;
     }
-    return job.weight.exact ? (kPanelBlocks * kBlock + job.columns * 2) * Rows::kRows : digit_scratch(job);
+    return job.weight.rounding == Rounding::kNone ? (kPanelBlocks * kBlock + job.columns * 2) * Rows::kRows : digit_scratch(job);
 }
 
 std::int64_t tile_rows(const Weight& weight) {
     static_assert(kBf16TileRows % kGroupRows == 0);
-    return weight.format == Format::kBf16Pairs && !weight.exact ? kBf16TileRows : kGroupRows;
+    return weight.format == Format::kBf16Pairs && weight.rounding != Rounding::kNone ? kBf16TileRows : kGroupRows;
 }
 
 void weight_row(const Weight& weight, std::int64_t row, float* out) {

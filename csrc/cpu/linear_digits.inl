@@ -1,5 +1,5 @@
-// Products with weights of 4 to 8 bits whose inputs are two int8 digits: whole numbers within a block of 32, which are
-// exact, times the scales of the weights and of the inputs.
+// Products with weights of 4 to 8 bits whose inputs are two int8 digits, or one: whole numbers within a block of 32, which
+// are exact, times the scales of the weights and of the inputs.
 
 // The scales of a block of weights (or of half of it), and what is added to each of its numbers times the scale: the
 // minimum, or what makes up for the offset of unsigned numbers. Nothing is added where numbers have their sign.
@@ -19,24 +19,24 @@ struct Scaling {
 };
 
 // Adds a block's products (or those of half of it) to the sums of kColumns columns.
-template <Format kFormat, int kHalf, typename R, int kColumns>
+template <Format kFormat, int kDigits, int kHalf, typename R, int kColumns>
 __attribute__((always_inline)) inline void add_block(const Part<kFormat>& at, std::int64_t block,
                                                      const InputBlock* inputs, typename R::F* sums) {
     typename R::F dots[kColumns];
     const std::uint8_t* p = at.numbers(block);
     const Scaling<kFormat, R> scaling(at, block, kHalf);
     if (kFormat == Format::kQ8) {
-        R::template dots8<kColumns>(p, inputs, dots);
+        R::template dots8<kDigits, kColumns>(p, inputs, dots);
     } else if (kFormat == Format::kQ3K) {
-        R::template dots3<kHalf, kColumns>(p, at.high(block), inputs, dots);
+        R::template dots3<kDigits, kHalf, kColumns>(p, at.high(block), inputs, dots);
     } else if (has_half_scales(kFormat)) {
-        R::template dots6<kHalf, kColumns>(p, at.high(block), inputs, dots);
+        R::template dots6<kDigits, kHalf, kColumns>(p, at.high(block), inputs, dots);
     } else if (high_bits(kFormat) == 1) {
-        R::template dots5<kColumns>(p, at.high(block), inputs, dots);
+        R::template dots5<kDigits, kColumns>(p, at.high(block), inputs, dots);
     } else if constexpr (has_codes(kFormat)) {
-        R::template dots_of_codes<kFormat, kColumns>(p, inputs, dots);
+        R::template dots_of_codes<kFormat, kDigits, kColumns>(p, inputs, dots);
     } else {
-        R::template dots4<kColumns>(p, inputs, dots);
+        R::template dots4<kDigits, kColumns>(p, inputs, dots);
     }
 #pragma GCC unroll 16
     for (int c = 0; c < kColumns; ++c) {
@@ -45,7 +45,7 @@ __attribute__((always_inline)) inline void add_block(const Part<kFormat>& at, st
 }
 
 // kColumns columns of R::kRows rows with rounded inputs: a block is decoded once for all columns.
-template <Format kFormat, typename R, int kColumns>
+template <Format kFormat, int kDigits, typename R, int kColumns>
 inline void digit_tile(const LinearJob& job, std::int64_t row, std::int64_t column) {
     using F = typename R::F;
     using At = Part<kFormat>;
@@ -61,9 +61,9 @@ inline void digit_tile(const LinearJob& job, std::int64_t row, std::int64_t colu
         for (std::int64_t line = 0; column == 0 && line < At::kBytes; line += 64) {
             fetch_second(at.line(block) + kAhead + line);
         }
-        add_block<kFormat, 0, R, kColumns>(at, block, inputs, sums);
+        add_block<kFormat, kDigits, 0, R, kColumns>(at, block, inputs, sums);
         if (has_half_scales(kFormat)) {
-            add_block<kFormat, 1, R, kColumns>(at, block, inputs, sums);
+            add_block<kFormat, kDigits, 1, R, kColumns>(at, block, inputs, sums);
         }
     }
 #pragma GCC unroll 16
@@ -132,8 +132,9 @@ inline const std::uint8_t* spread(const Part<kFormat>& at, std::int64_t block, s
 // Up to kInputColumns columns of 16 rows, with the sums that digit_tile makes, to the bit. Tiles are written to memory
 // and read back by other instructions, which takes until the writes are done: so a block's numbers are spread two
 // blocks before their products are summed up, and multiplied one block before. Tiles 0 and 1 are products of the high
-// and the low digits of blocks with an even number, 2 and 3 of the others; 4 and 5 are digits, 6 weights.
-template <Format kFormat>
+// and the low digits of blocks with an even number, 2 and 3 of the others; 4 and 5 are digits, 6 weights. A single digit
+// is a low one.
+template <Format kFormat, int kDigits>
 class DigitTiles {
   public:
     DigitTiles(Tiles& tiles, const LinearJob& job, std::int64_t row, std::int64_t column)
@@ -195,14 +196,18 @@ class DigitTiles {
     void multiply(std::int64_t block) {
         const InputBlock* inputs = inputs_ + block * kInputColumns;
         const std::uint8_t* numbers = numbers_[block % 2];
-        tiles_.zero<kHigh>();
         tiles_.zero<kLow>();
         tiles_.load<6>(numbers, 64);
-        tiles_.load<4>(inputs->high, sizeof(InputBlock));
-        tiles_.add_bytes<kHigh, 4, 6>();
+        if (kDigits == 2) {
+            tiles_.zero<kHigh>();
+            tiles_.load<4>(inputs->high, sizeof(InputBlock));
+            tiles_.add_bytes<kHigh, 4, 6>();
+        }
         tiles_.load<5>(inputs->low, sizeof(InputBlock));
         tiles_.add_bytes<kLow, 5, 6>();
-        tiles_.store<kHigh>(high_[block % 2], sizeof high_[0][0]);
+        if (kDigits == 2) {
+            tiles_.store<kHigh>(high_[block % 2], sizeof high_[0][0]);
+        }
         tiles_.store<kLow>(low_[block % 2], sizeof low_[0][0]);
     }
 
@@ -213,7 +218,7 @@ class DigitTiles {
             const Scaling<kFormat, R> scaling(At(job_.weight, row_ + part * R::kRows), block);
 #pragma GCC unroll 16
             for (std::int64_t c = 0; c < kInputColumns; ++c) {
-                const std::int32_t* high = high_[block % 2][c] + part * R::kRows;
+                const std::int32_t* high = kDigits == 2 ? high_[block % 2][c] + part * R::kRows : kNone;
                 const auto dot = R::digits(high, low_[block % 2][c] + part * R::kRows,
                                            has_signed_numbers(kFormat) ? inputs[c].sum : 0);
                 sums[c][part] = scaling.add(sums[c][part], dot, inputs[c]);
@@ -221,6 +226,7 @@ class DigitTiles {
         }
     }
 
+    static constexpr std::int32_t kNone[R::kRows] = {};
     Tiles& tiles_;
     const LinearJob& job_;
     const std::int64_t row_, column_;
@@ -235,19 +241,22 @@ class DigitTiles {
 
 #if !defined(__AVX512VNNI__)
 #include "linear_wide.inl"
+#if defined(__AVX2__)
+#include "linear_bytes.inl"
+#endif
 #endif
 
 // Some columns times all rows of a turn: the inputs stay in the first cache, the weights in the second. A function of
 // its own, whose registers no caller takes.
-template <Format kFormat, int kColumns>
+template <Format kFormat, int kDigits, int kColumns>
 __attribute__((noinline)) void digit_columns(const LinearJob& job, std::int64_t row, std::int64_t end,
                                              std::int64_t column) {
     for (; row < end; row += Rows::kRows) {
-        digit_tile<kFormat, Rows, kColumns>(job, row, column);
+        digit_tile<kFormat, kDigits, Rows, kColumns>(job, row, column);
     }
 }
 
-template <Format kFormat>
+template <Format kFormat, int kDigits>
 void digit_rows(const LinearJob& job, std::int64_t row, std::int64_t end, [[maybe_unused]] float* scratch) {
     std::int64_t first = 0;
 #if defined(OCTAVO_TILES)
@@ -256,8 +265,15 @@ void digit_rows(const LinearJob& job, std::int64_t row, std::int64_t end, [[mayb
         Tiles tiles(kShapes);
         for (; first + kFewestInTiles <= job.columns; first += kInputColumns) {
             for (std::int64_t group = row; group < end; group += kGroupRows) {
-                DigitTiles<kFormat>(tiles, job, group, first)();
+                DigitTiles<kFormat, kDigits>(tiles, job, group, first)();
             }
+        }
+    }
+#endif
+#if defined(__AVX2__) && !defined(__AVX512VNNI__)
+    if constexpr (kDigits == 1 && kFitsBytes<kFormat>) {
+        if (job.columns >= kFewestInBytes) {
+            return byte_rows<kFormat>(job, row, end, scratch);
         }
     }
 #endif
@@ -268,13 +284,15 @@ void digit_rows(const LinearJob& job, std::int64_t row, std::int64_t end, [[mayb
 #endif
     if constexpr (kDigitsApart) {
         each_columns<8>(job.columns - first, [&](auto count, std::int64_t column) {
-            digit_columns<kFormat, decltype(count)::kColumns>(job, row, end, first + column);
+            digit_columns<kFormat, kDigits, decltype(count)::kColumns>(job, row, end, first + column);
         });
     }
 }
 
 std::int64_t digit_scratch([[maybe_unused]] const LinearJob& job) {
-#if !defined(__AVX512VNNI__)
+#if defined(__AVX2__) && !defined(__AVX512VNNI__)
+    return wide_scratch(job) > byte_scratch() ? wide_scratch(job) : byte_scratch();
+#elif !defined(__AVX512VNNI__)
     return wide_scratch(job);
 #else
     return 0;

@@ -254,10 +254,11 @@ void packed_row(const Weight& weight, std::int64_t row, float* out) {
     }
 }
 
-// What the largest number stands for at least: smaller steps would have no inverse.
-constexpr float kTop = kLargestNumber, kLeastTop = kTop * std::numeric_limits<float>::min();
-
-void to_digits(const float* x, std::int64_t count, InputBlock* to) {
+void to_digits(const float* x, std::int64_t count, Rounding rounding, InputBlock* to) {
+    const float top_number = rounding == Rounding::k8Bits ? kLargestDigit : kLargestNumber;
+    const float least_top = top_number * std::numeric_limits<float>::min();  // smaller steps would have no inverse
+    // Of numbers of 8 bits the first digit is zero: none is as large as half of this.
+    const F8 one_high = set8(rounding == Rounding::k8Bits ? 1.0F / (4 * kDigit) : 1.0F / kDigit);
     for (std::int64_t block = 0; block < count / kBlock; ++block, x += kBlock, to += kInputColumns) {
         F8 values[4], top = zero8(), odd = zero8();
         for (int i = 0; i < 4; ++i) {
@@ -265,12 +266,12 @@ void to_digits(const float* x, std::int64_t count, InputBlock* to) {
             top = max8(top, abs8(values[i]));
             odd = fma8(values[i], zero8(), odd);  // NaN if an input is NaN or infinite
         }
-        const float largest = top8(top), steps = largest < kLeastTop ? kLeastTop : largest;
-        const F8 by = set8(kTop / steps);
+        const float largest = top8(top), steps = largest < least_top ? least_top : largest;
+        const F8 by = set8(top_number / steps);
         F8 high[4], low[4];
         for (int i = 0; i < 4; ++i) {
             const F8 number = round8(mul8(values[i], by));
-            high[i] = round8(mul8(number, set8(1.0F / kDigit)));
+            high[i] = round8(mul8(number, one_high));
             low[i] = fma8(high[i], set8(-kDigit), number);
         }
         const Sums high_sums = store32_i8(to->high, high), low_sums = store32_i8(to->low, low);
@@ -281,7 +282,7 @@ void to_digits(const float* x, std::int64_t count, InputBlock* to) {
         to->sum = sum(high_sums.all, low_sums.all);
         to->first_sum = sum(high_sums.first, low_sums.first);
         const bool finite = same8(odd, odd) == 255;  // what is not must show
-        to->scale = finite ? steps / kTop : kNotANumber;
+        to->scale = finite ? steps / top_number : kNotANumber;
         to->scaled_sum = to->scale * static_cast<float>(to->sum);
     }
 }

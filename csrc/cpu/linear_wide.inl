@@ -94,9 +94,19 @@ __attribute__((noinline)) void wide_tile(const WideBlock* weights, const WideInp
     }
 }
 
+// Takes the sums of a group, and leaves zeros.
+inline void put_sums(const LinearJob& job, std::int64_t column, std::int64_t row, float* sums) {
+    put_tile<Rows8>(job, column, row, load8(sums));
+    if (row + 8 < job.weight.rows) {
+        put_tile<Rows8>(job, column, row + 8, load8(sums + 8));
+    }
+    store8(sums, zero8());
+    store8(sums + 8, zero8());
+}
+
 struct WideSpace {
     WideBlock* panel;  // [kWideBlocks]
-    float* sums;       // [kWideSlab, kGroupRows]
+    float* sums;       // [kWideSlab, kGroupRows], zeros between groups
     WideInputs* x;     // [tiles of columns, blocks, columns of the tile]
 };
 
@@ -119,7 +129,6 @@ void wide_slab(const LinearJob& job, std::int64_t row, std::int64_t end, std::in
         }
     });
     for (; row < end; row += kGroupRows) {
-        std::memset(space.sums, 0, kWideSlab * kGroupRows * 4);
         for (std::int64_t block = 0; block < blocks; block += kWideBlocks) {
             const std::int64_t count = blocks - block < kWideBlocks ? blocks - block : kWideBlocks;
             for (std::int64_t i = 0; i < count; ++i) {
@@ -132,11 +141,7 @@ void wide_slab(const LinearJob& job, std::int64_t row, std::int64_t end, std::in
             });
         }
         for (std::int64_t column = first; column < last; ++column) {
-            const float* sum = space.sums + (column - first) * kGroupRows;
-            put_tile<Rows8>(job, column, row, load8(sum));
-            if (row + 8 < job.weight.rows) {
-                put_tile<Rows8>(job, column, row + 8, load8(sum + 8));
-            }
+            put_sums(job, column, row, space.sums + (column - first) * kGroupRows);
         }
     }
 }
@@ -148,6 +153,7 @@ void wide_rows(const LinearJob& job, std::int64_t row, std::int64_t end, std::in
     space.panel = reinterpret_cast<WideBlock*>((reinterpret_cast<std::uintptr_t>(scratch) + 63) / 64 * 64);
     space.sums = reinterpret_cast<float*>(space.panel + kWideBlocks);
     space.x = reinterpret_cast<WideInputs*>(space.sums + kWideSlab * kGroupRows);
+    std::memset(space.sums, 0, kWideSlab * kGroupRows * 4);
     for (; column < job.columns; column += kWideSlab) {
         const std::int64_t last = column + kWideSlab < job.columns ? column + kWideSlab : job.columns;
         wide_slab<kFormat>(job, row, end, column, last, space);

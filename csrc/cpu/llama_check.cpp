@@ -28,7 +28,7 @@ void expect_stack(const Stack& stack, const char* name, std::int64_t rows, std::
     std::int64_t found = 0;
     for (const Weight& part : stack) {
         require(part.data != nullptr && part.cols == cols && part.rows <= rows - found, name, "has another shape");
-        require(part.rounding() == stack.front().rounding(), name, "has parts that round their inputs differently");
+        require(part.rounding == stack.front().rounding, name, "has parts that round their inputs differently");
         found += part.rows;
     }
     require(found == rows, name, "has another shape");

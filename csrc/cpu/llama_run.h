@@ -259,7 +259,7 @@ class Llama::Run {
 
     void round(const Stack& stack, const float* x) {
         const Weight& next = stack.front();
-        if (next.rounding() != Rounding::kNone) {
+        if (next.rounding != Rounding::kNone) {
             each(num_tokens_, [&](std::int64_t t) { round_inputs(next, x + t * next.cols, t, 0, next.cols, inputs_); });
         }
     }

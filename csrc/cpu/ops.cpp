@@ -145,8 +145,8 @@ void linear(const TensorRef& out, const TensorRef& x, const Weight& weight, cons
     }
     const std::int64_t columns = x.shape[0];
     const auto blocks = static_cast<std::size_t>(num_blocks(columns, weight.cols));
-    const Rounding rounding = weight.rounding();
-    std::vector<InputBlock> digits(rounding == Rounding::kDigits ? blocks : 0);
+    const Rounding rounding = weight.rounding;
+    std::vector<InputBlock> digits(has_digits(rounding) ? blocks : 0);
     std::vector<Bf16Block> bf16(rounding == Rounding::kBf16 ? blocks : 0);
     const Inputs inputs{digits.data(), bf16.data()};
     const LinearJob job{weight,  x.as<float>(),   x.stride[0],   inputs.digits,    inputs.bf16,

@@ -79,59 +79,62 @@ struct Rows8 {
 
 #if defined(__AVX2__)
     // The products of a block's numbers with kColumns blocks of inputs: integers, as floats.
-    template <int kColumns>
+    template <int kDigits, int kColumns>
     static void dots4(const std::uint8_t* p, const InputBlock* inputs, F* dots) {
         const Nibbles n = nibbles_of(p);
 #pragma GCC unroll 1  // side by side, columns would want more registers than there are
         for (int c = 0; c < kColumns; ++c) {
-            dots[c] = both(dot_nibbles(n, inputs[c].high), dot_nibbles(n, inputs[c].low));
+            dots[c] = dot_digits<kDigits>(inputs[c], [&](const std::int8_t* x) { return dot_nibbles(n, x); });
         }
     }
-    template <int kColumns>
+    template <int kDigits, int kColumns>
     static void dots5(const std::uint8_t* p, const std::uint8_t* high, const InputBlock* inputs, F* dots) {
         const Fives n = fives_of(p, high);
 #pragma GCC unroll 1
         for (int c = 0; c < kColumns; ++c) {
-            dots[c] = both(dot_fives(n, inputs[c].high), dot_fives(n, inputs[c].low));
+            dots[c] = dot_digits<kDigits>(inputs[c], [&](const std::int8_t* x) { return dot_fives(n, x); });
         }
     }
     // Of codes; the numbers of kMxfp4 are 12 larger.
-    template <Format kFormat, int kColumns>
+    template <Format kFormat, int kDigits, int kColumns>
     static void dots_of_codes(const std::uint8_t* p, const InputBlock* inputs, F* dots) {
         const auto n = coded_of<kFormat>(p);
 #pragma GCC unroll 1
         for (int c = 0; c < kColumns; ++c) {
-            dots[c] = both(dot_coded(n, inputs[c].high), dot_coded(n, inputs[c].low));
+            dots[c] = dot_digits<kDigits>(inputs[c], [&](const std::int8_t* x) { return dot_coded(n, x); });
         }
     }
     // Of half a block.
-    template <int kHalf, int kColumns>
+    template <int kDigits, int kHalf, int kColumns>
     static void dots3(const std::uint8_t* p, const std::uint8_t* high, const InputBlock* inputs, F* dots) {
-        dots_of_half<kHalf, kColumns>(threes_of(p, high, kHalf), inputs, dots);
+        dots_of_half<kDigits, kHalf, kColumns>(threes_of(p, high, kHalf), inputs, dots);
     }
-    template <int kHalf, int kColumns>
+    template <int kDigits, int kHalf, int kColumns>
     static void dots6(const std::uint8_t* p, const std::uint8_t* high, const InputBlock* inputs, F* dots) {
-        dots_of_half<kHalf, kColumns>(sixes_of(p, high, kHalf), inputs, dots);
+        dots_of_half<kDigits, kHalf, kColumns>(sixes_of(p, high, kHalf), inputs, dots);
     }
-    template <int kColumns>
+    template <int kDigits, int kColumns>
     static void dots8(const std::uint8_t* p, const InputBlock* inputs, F* dots) {
         const Bytes b = bytes_of(p);
 #pragma GCC unroll 1
         for (int c = 0; c < kColumns; ++c) {
-            dots[c] = both(dot_bytes(b, inputs[c].high), dot_bytes(b, inputs[c].low));
+            dots[c] = dot_digits<kDigits>(inputs[c], [&](const std::int8_t* x) { return dot_bytes(b, x); });
         }
     }
 
   private:
-    template <int kHalf, int kColumns>
+    template <int kDigits, int kHalf, int kColumns>
     static void dots_of_half(const Sixes& n, const InputBlock* inputs, F* dots) {
 #pragma GCC unroll 1
         for (int c = 0; c < kColumns; ++c) {
-            dots[c] = both(dot_sixes(n, inputs[c].high + 16 * kHalf), dot_sixes(n, inputs[c].low + 16 * kHalf));
+            dots[c] = dot_digits<kDigits>(inputs[c], [&](const std::int8_t* x) { return dot_sixes(n, x + 16 * kHalf); });
         }
     }
-    // Rounded once, as the integer would be.
-    static F both(F high, F low) { return fma8(high, set8(kDigit), low); }
+    // Of both digits, or of the low one where the high one is zero. Rounded once, as the integer would be.
+    template <int kDigits, typename Dot>
+    static F dot_digits(const InputBlock& input, const Dot& dot) {
+        return kDigits == 1 ? dot(input.low) : fma8(dot(input.high), set8(kDigit), dot(input.low));
+    }
 #endif
 };
 
@@ -195,10 +198,10 @@ struct Rows16 {
     static F add_pair(F sum, Pair w, Two x) { return fma(second(w), x.second, fma(first(w), x.first, sum)); }
 #endif
 
-    template <int kColumns>
+    template <int kDigits, int kColumns>
     static void dots4(const std::uint8_t* p, const InputBlock* inputs, F* dots) {
         const __m512i mask = _mm512_set1_epi8(15);
-        Sums<kColumns> sums;
+        Sums<kDigits, kColumns> sums;
 #pragma GCC unroll 4
         for (int i = 0; i < 4; ++i) {
             const __m512i both = piece(p + 64 * i);
@@ -207,10 +210,10 @@ struct Rows16 {
         }
         sums.finish(dots);
     }
-    template <Format kFormat, int kColumns>
+    template <Format kFormat, int kDigits, int kColumns>
     static void dots_of_codes(const std::uint8_t* p, const InputBlock* inputs, F* dots) {
         const __m512i mask = _mm512_set1_epi8(15), table = _mm512_broadcast_i32x4(unsigned_codes<kFormat>());
-        Sums<kColumns> sums;
+        Sums<kDigits, kColumns> sums;
         if (has_signed_numbers(kFormat)) {
             sums.begin([&](int c) { return 0U - 128U * static_cast<std::uint32_t>(inputs[c].sum); });
         }
@@ -223,10 +226,10 @@ struct Rows16 {
         }
         sums.finish(dots);
     }
-    template <int kColumns>
+    template <int kDigits, int kColumns>
     static void dots5(const std::uint8_t* p, const std::uint8_t* high, const InputBlock* inputs, F* dots) {
         const __m512i mask = _mm512_set1_epi8(15), bits = piece(high);
-        Sums<kColumns> sums;
+        Sums<kDigits, kColumns> sums;
 #pragma GCC unroll 4
         for (unsigned i = 0; i < 4; ++i) {
             const __m512i both = piece(p + 64 * i);
@@ -239,10 +242,10 @@ struct Rows16 {
         }
         sums.finish(dots);
     }
-    template <int kHalf, int kColumns>
+    template <int kDigits, int kHalf, int kColumns>
     static void dots3(const std::uint8_t* p, const std::uint8_t* high, const InputBlock* inputs, F* dots) {
         const __m512i twos = piece(p + 64 * kHalf), bits = piece(high);
-        Sums<kColumns> sums;
+        Sums<kDigits, kColumns> sums;
         begin_half<kHalf>(sums, 4, inputs);
 #pragma GCC unroll 4
         for (unsigned i = 0; i < 4; ++i) {
@@ -255,10 +258,10 @@ struct Rows16 {
         }
         sums.finish(dots);
     }
-    template <int kHalf, int kColumns>
+    template <int kDigits, int kHalf, int kColumns>
     static void dots6(const std::uint8_t* p, const std::uint8_t* high, const InputBlock* inputs, F* dots) {
         const __m512i mask = _mm512_set1_epi8(15), bits = piece(high + 64 * kHalf);
-        Sums<kColumns> sums;
+        Sums<kDigits, kColumns> sums;
         begin_half<kHalf>(sums, 32, inputs);
 #pragma GCC unroll 4
         for (unsigned i = 0; i < 4; ++i) {
@@ -270,9 +273,9 @@ struct Rows16 {
         }
         sums.finish(dots);
     }
-    template <int kColumns>
+    template <int kDigits, int kColumns>
     static void dots8(const std::uint8_t* p, const InputBlock* inputs, F* dots) {
-        Sums<kColumns> sums;
+        Sums<kDigits, kColumns> sums;
         sums.begin([&](int c) { return 0U - 128U * static_cast<std::uint32_t>(inputs[c].sum); });
 #pragma GCC unroll 8
         for (int i = 0; i < 8; ++i) {
@@ -299,7 +302,7 @@ struct Rows16 {
     }
 
     // Every column takes a step before any takes the next: sums that wait for themselves would fill the scheduler.
-    template <int kColumns>
+    template <int kDigits, int kColumns>
     struct Sums {
         __m512i high[kColumns], low[kColumns];
 
@@ -319,7 +322,7 @@ struct Rows16 {
         }
         void add(__m512i weights, const InputBlock* inputs, int first) {
 #pragma GCC unroll 16
-            for (int c = 0; c < kColumns; ++c) {
+            for (int c = 0; kDigits == 2 && c < kColumns; ++c) {
                 high[c] = _mm512_dpbusd_epi32(high[c], weights, four(inputs[c].high + first));
             }
 #pragma GCC unroll 16
@@ -331,7 +334,8 @@ struct Rows16 {
             static_assert(kDigit == 1 << 7);
 #pragma GCC unroll 16
             for (int c = 0; c < kColumns; ++c) {
-                dots[c] = _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32(high[c], 7), low[c]));
+                const __m512i all = kDigits == 1 ? low[c] : _mm512_add_epi32(_mm512_slli_epi32(high[c], 7), low[c]);
+                dots[c] = _mm512_cvtepi32_ps(all);
             }
         }
     };

@@ -234,15 +234,36 @@ TensorRef memory_of(const Weight& weight) {
     return memory;
 }
 
-Weight make_weight(const TensorRef& data, Format format, std::int64_t rows, std::int64_t cols, bool exact) {
+const char* name_of(Rounding rounding) {
+    constexpr const char* kNames[] = {"float32", "15 bits", "8 bits", "bfloat16"};  // in the order of Rounding
+    return kNames[static_cast<int>(rounding)];
+}
+
+Rounding rounding_named(const char* name, Format format) {
+    const bool plain = format < Format::kQ8, pairs = format == Format::kBf16Pairs;
+    if (*name == '\0') {
+        return plain ? Rounding::kNone : pairs ? Rounding::kBf16 : Rounding::k15Bits;
+    }
+    for (const Rounding some : {Rounding::kNone, Rounding::k15Bits, Rounding::k8Bits, Rounding::kBf16}) {
+        if (std::strcmp(name, name_of(some)) == 0) {
+            const bool fits = some == Rounding::kNone || (!plain && pairs == (some == Rounding::kBf16));
+            require(fits, "inputs", "are not rounded so for weights of this format");
+            return some;
+        }
+    }
+    require(false, "inputs", "must be float32, bfloat16, 15 bits or 8 bits");
+    return Rounding::kNone;
+}
+
+Weight make_weight(const TensorRef& data, Format format, std::int64_t rows, std::int64_t cols, Rounding rounding) {
     if (format >= Format::kQ8) {
         check_packed(data, format, rows, cols);
-        return {format, data.data, rows, cols, 0, exact};
+        return {format, data.data, rows, cols, 0, rounding};
     }
     check_sizes(rows, cols);
     constexpr DType kTypes[] = {DType::kF32, DType::kF16, DType::kBF16};
     expect(data, "data", {rows, cols}, kTypes[static_cast<int>(format)]);
-    return {format, data.data, rows, cols, data.stride[0], exact};
+    return {format, data.data, rows, cols, data.stride[0], rounding};
 }
 
 void repack(const TensorRef& packed, const TensorRef& gguf, Format format, std::int64_t rows, std::int64_t cols) {

@@ -81,18 +81,17 @@ double weight_at(const Weight& weight, std::int64_t row, std::int64_t col) {
     return read(static_cast<const char*>(weight.data) + (row * weight.stride + col) * size_of(dtype), dtype);
 }
 
-// Inputs as a rounded product sees them: per 32 the largest becomes 127 * 128, and all are whole numbers of that step.
+// Inputs as a rounded product sees them: per 32 the largest becomes `most`, and all are whole numbers of that step.
 // Where a step ends is decided in float32, as the kernels decide it.
-void round_inputs(std::vector<double>& x) {
-    constexpr float kLargest = 127 * 128;
+void round_inputs(std::vector<double>& x, float most) {
     for (std::size_t first = 0; first < x.size(); first += kBlock) {
-        float top = kLargest * std::numeric_limits<float>::min();  // smaller steps have no inverse
+        float top = most * std::numeric_limits<float>::min();  // smaller steps have no inverse
         for (std::size_t i = first; i < first + kBlock; ++i) {
             top = std::fmax(top, std::fabs(static_cast<float>(x[i])));
         }
         for (std::size_t i = first; i < first + kBlock; ++i) {
-            const float number = std::nearbyint(static_cast<float>(x[i]) * (kLargest / top));
-            x[i] = static_cast<double>(number) * static_cast<double>(top / kLargest);
+            const float number = std::nearbyint(static_cast<float>(x[i]) * (most / top));
+            x[i] = static_cast<double>(number) * static_cast<double>(top / most);
         }
     }
 }
@@ -106,10 +105,10 @@ void linear(const TensorRef& out, const TensorRef& x, const Weight& weight, cons
         for (std::int64_t col = 0; col < weight.cols; ++col) {
             input[static_cast<std::size_t>(col)] = get(x, token, col);
         }
-        if (weight.rounding() == Rounding::kDigits) {
-            round_inputs(input);
+        if (has_digits(weight.rounding)) {
+            round_inputs(input, weight.rounding == Rounding::k8Bits ? 127 : 127 * 128);
         }
-        if (weight.rounding() == Rounding::kBf16) {
+        if (weight.rounding == Rounding::kBf16) {
             for (double& value : input) {
                 std::uint16_t narrow = 0;
                 write(&narrow, DType::kBF16, value);

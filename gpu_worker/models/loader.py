@@ -41,7 +41,8 @@ from gpu_worker.models.gguf.tensors import GgufSource, architecture, read_config
 from gpu_worker.models.model_kind import PICTURES, THROUGH_TRANSFORMERS, has_encoder, refuse_unservable
 from gpu_worker.models.packed import cuda_packing
 from gpu_worker.models.packed.packed_cache import PackedCache, content_key
-from gpu_worker.models.packed.packing import PACKING, SCHEMES
+from gpu_worker.models.packed.packed_weights import A8, SCHEMES, weights_of
+from gpu_worker.models.packed.packing import PACKING
 from gpu_worker.models.pooling_files import read_pooling
 from gpu_worker.models.tokenizer_conversion import find_tokenizer
 from gpu_worker.ops import Ops
@@ -91,8 +92,8 @@ def load_model(
 ) -> LoadedModel:
     """Loads a GGUF file, a directory, `smollm2`, or a name on the hub.
 
-    `dtype` None means float32 on a CPU, and the file's type on a GPU. `quantization` is one of packing.SCHEMES, or kept
-    (cuda_packing); q8, q4 and kept need native ops and a decoder of the Llama family (InvalidArgument). `kv_dtype` is
+    `dtype` None means float32 on a CPU, and the file's type on a GPU. `quantization` is one of packed_weights.SCHEMES, or kept
+    (cuda_packing); all but auto and none need native ops and a decoder of the Llama family (InvalidArgument). `kv_dtype` is
     the type of the cache: for fp8 ones keys and values are scaled as the checkpoint says. `context_tokens` is the
     length of the longest sequence that will be run, if the model was made for longer ones: a model that encodes
     positions otherwise for long sequences then does so only if one can be long. Raises NotFound if there is no such
@@ -322,10 +323,17 @@ def _native(
     packed = None
     if how.packed_cache is not None and how.packed_cache.is_worth(files):
         version = f"{PACKING} of {extension.version()}, bits {CPU_BITS}"
-        key = content_key(files, deciding) | {"scheme": how.quantization, "dtype": str(dtype), "packing": version}
+        key = content_key(files, deciding) | {"dtype": str(dtype), "packing": version}
+        key["scheme"] = weights_of(how.quantization)
         key["kv_scales"] = digest_of(how.kv_scales)
         packed = how.packed_cache.get(name, key, how.quantization, extension, packing.into)
-    return NativeLlamaDecoder(config, packed or packing.in_memory(), extension, how.place)
+    packed = packed or packing.in_memory()
+    if how.quantization.endswith(A8) and not packed.rounds_to_8_bits():
+        reason = (
+            "inputs are rounded of quantized weights alone, and these are not: say q8-a8 or q4-a8, or leave -a8 out"
+        )
+        raise InvalidArgument("quantization", f"{how.quantization}: {reason}")
+    return NativeLlamaDecoder(config, packed, extension, how.place)
 
 
 def _kept(source: WeightSource, config: LlamaConfig, dtype: torch.dtype, how: "_LoadOptions") -> Decoder:
@@ -353,8 +361,8 @@ class _LoadOptions:
     kv_scales: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # of the checkpoint, for an fp8 cache
 
     def native(self, config: LlamaConfig | None) -> bool:
-        """Whether the extension runs this model in one call, on a CPU. InvalidArgument if it does not, but q8 or q4 was
-        asked for; or if weights are to be kept, and the model or the ops cannot."""
+        """Whether the extension runs this model in one call, on a CPU. InvalidArgument if it does not, but a rounding
+        was asked for; or if weights are to be kept, and the model or the ops cannot."""
         keeps = self.quantization == KEPT
         if keeps and config is not None and isinstance(self.ops, NativeCudaOps) and self.place is None:
             return False
@@ -372,14 +380,15 @@ class _LoadOptions:
         if self.quantization == KEPT:
             reason = "kept needs the CUDA kernels on a GPU and a Llama-like model: say auto"
             raise InvalidArgument("quantization", reason)
-        if self.quantization in ("q8", "q4"):
+        if self.quantization not in ("auto", "none"):
             raise InvalidArgument(
                 "quantization", f"{self.quantization} needs native ops on a CPU and a Llama-like model"
             )
 
     def variant(self, decoder: Decoder, packed: bool) -> str:
         """Why this decoder's tokens differ from those of other decoders of the same files; empty if they do not."""
-        rounded = self.quantization in ("q8", "q4") or (self.quantization == "auto" and packed)
+        weights = weights_of(self.quantization)
+        rounded = weights in ("q8", "q4") or (weights == "auto" and packed)
         variant = self.quantization if rounded and isinstance(decoder, NativeLlamaDecoder) else ""
         if isinstance(decoder, (NativeLlamaDecoder, llama.LlamaDecoder)) and decoder.config.rope.kind == "longrope":
             is_long = decoder.config.rope.is_long(decoder.context_tokens)

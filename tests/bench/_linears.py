@@ -108,7 +108,7 @@ def stored(extension: ModuleType, form: str, exact: bool) -> tuple[Tensor, Any]:
             extension.repack(memory, torch.from_numpy(blocks).repeat(ROWS // PERIOD, 1), form, ROWS, INNER)
         else:
             extension.quantize(memory, matrix, form)
-    return memory, extension.Weight(memory, form, ROWS, INNER, exact=exact)
+    return memory, extension.Weight(memory, form, ROWS, INNER, inputs="float32" if exact else "")
 
 
 def row(
@@ -128,6 +128,6 @@ def row(
         sides["torch"] = clocked(partial(functional.linear, x.to(dense.dtype), dense))
     del matrix
     ours()
-    int8 = weight.format in (*PACKED, *RANDOM) and not weight.exact
+    int8 = weight.format in (*PACKED, *RANDOM) and weight.inputs in ("15 bits", "8 bits")
     work = Work(memory.numel() * memory.itemsize, 2.0 * case.columns * case.rows * case.inner, int8=int8)
     table.row(name, work, sides)

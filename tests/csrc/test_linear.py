@@ -16,27 +16,33 @@ from gpu_worker.models.checkpoint.mxfp4 import as_blocks
 PLAIN = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 SUPERBLOCKS = {"q3_k": "Q3_K", "q4_k": "Q4_K", "q5_k": "Q5_K", "q6_k": "Q6_K", "iq4_xs": "IQ4_XS"}  # of 256 columns
 RANDOM = {"iq4_nl": "IQ4_NL"} | SUPERBLOCKS  # types that the gguf package decodes, and does not make
-# Packed, with inputs in two digits. GGUF has no zeros: q4_zeros has its numbers as Q4_1 has them.
+# Packed, with inputs in digits. GGUF has no zeros: q4_zeros has its numbers as Q4_1 has them.
 DIGITS = {"q8": "Q8_0", "q4": "Q4_0", "q4_mins": "Q4_1", "q4_zeros": "Q4_1", "mxfp4": "MXFP4"}
 DIGITS |= {"q5": "Q5_0", "q5_mins": "Q5_1"} | RANDOM
 PACKED = (*DIGITS, "halves")
+MOST = {"15 bits": 127 * 128, "8 bits": 127}  # the largest number of a block of inputs
 fuzz = settings(max_examples=draws(8, 50), suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+
+
+def inputs_of(format_: str) -> list[str]:
+    """What inputs may be rounded to."""
+    return ["float32"] if format_ in PLAIN else ["float32", "bfloat16"] if format_ == "halves" else ["float32", *MOST]
 
 
 def columns_of(format_: str) -> int:
     return 256 if format_ in SUPERBLOCKS else 32
 
 
-def make(kernels, format_: str, rows: int, cols: int, exact: bool = False):
+def make(kernels, format_: str, rows: int, cols: int, inputs: str = ""):
     """A weight of the extension, and its values in float64 by the gguf package."""
     values = torch.randn(rows, cols)
     if format_ in PLAIN:
         data = values.to(PLAIN[format_])
-        return data, kernels.Weight(data, format_, rows, cols, exact), data.double()
+        return data, kernels.Weight(data, format_, rows, cols, inputs), data.double()
     if format_ == "halves":
         data = torch.empty(kernels.packed_bytes(format_, rows, cols), dtype=torch.uint8)
         kernels.pack(data, values.bfloat16())
-        return data, kernels.Weight(data, format_, rows, cols, exact), values.bfloat16().double()
+        return data, kernels.Weight(data, format_, rows, cols, inputs), values.bfloat16().double()
     kind = gguf.GGMLQuantizationType[DIGITS[format_]]
     seed = int(torch.randint(2**31, ()))
     raw = random_rows(kind.name, rows, cols, seed) if format_ in RANDOM else quantize_gguf(values.numpy(), kind)
@@ -48,7 +54,7 @@ def make(kernels, format_: str, rows: int, cols: int, exact: bool = False):
         raw = as_blocks(blocks[..., 1:], blocks[..., 0], paired=False).numpy()
     data = torch.empty(kernels.packed_bytes(format_, rows, cols), dtype=torch.uint8)
     kernels.repack(data, torch.from_numpy(raw.copy()), format_, rows, cols)
-    return data, kernels.Weight(data, format_, rows, cols, exact), decoded
+    return data, kernels.Weight(data, format_, rows, cols, inputs), decoded
 
 
 def with_zeros(raw: np.ndarray, decoded: torch.Tensor) -> tuple[np.ndarray, torch.Tensor]:
@@ -63,16 +69,16 @@ def with_zeros(raw: np.ndarray, decoded: torch.Tensor) -> tuple[np.ndarray, torc
     return blocks.reshape(len(raw), -1), torch.from_numpy(meant)
 
 
-def seen(x: torch.Tensor, format_: str, exact: bool = False) -> torch.Tensor:
+def seen(x: torch.Tensor, inputs: str) -> torch.Tensor:
     """Inputs as kernels see them."""
-    if exact or format_ in PLAIN:
+    if inputs == "float32":
         return x.double()
-    return x.bfloat16().double() if format_ == "halves" else rounded(x)
+    return x.bfloat16().double() if inputs == "bfloat16" else rounded(x, MOST[inputs])
 
 
-def rounded(x: torch.Tensor) -> torch.Tensor:
-    """Inputs in digits: per 32, in 127 * 128 steps up to the largest, either way."""
-    blocks, most = x.view(x.shape[0], -1, 32), 127 * 128
+def rounded(x: torch.Tensor, most: int) -> torch.Tensor:
+    """Inputs in digits: per 32, in `most` steps up to the largest, either way."""
+    blocks = x.view(x.shape[0], -1, 32)
     top = blocks.abs().amax(-1, keepdim=True).clamp(min=most * torch.finfo(torch.float32).tiny)
     by = torch.tensor(float(most)) / top  # `most / top` multiplies with a rounded 1 / top
     return ((blocks * by).round().double() * (top / most).double()).view(x.shape)
@@ -90,12 +96,12 @@ def product(kernels, x: torch.Tensor, weight, bias=None) -> torch.Tensor:
 @given(seed=st.integers(0, 2**32 - 1), rows=st.integers(1, 70), columns=st.integers(1, 35), blocks=st.integers(1, 5))
 def test_it_is_the_product(kernels, format_, seed, rows, columns, blocks):
     torch.manual_seed(seed)
-    exact = bool(seed & 2)
+    inputs = inputs_of(format_)[(seed >> 1) % len(inputs_of(format_))]
     cols = blocks * columns_of(format_) if format_ in PACKED else blocks * 32 - seed % 31
-    _data, weight, values = make(kernels, format_, rows, cols, exact)
+    _data, weight, values = make(kernels, format_, rows, cols, inputs)
     x = torch.randn(columns, cols) * torch.rand(cols).pow(4) * 10  # some inputs much larger than others
     bias = torch.randn(rows) if seed % 2 else None
-    expected = seen(x, format_, exact) @ values.T + (0 if bias is None else bias.double())
+    expected = seen(x, inputs) @ values.T + (0 if bias is None else bias.double())
     scale = float((x.double().abs() @ values.abs().T).max()) + 1
     assert float((product(kernels, x, weight, bias) - expected).abs().max()) < 2e-6 * scale
 
@@ -107,12 +113,12 @@ def test_a_column_does_not_depend_on_those_beside_it(kernels, format_):
     cols = max(3 * columns_of(format_), 9 * 32)  # AVX2 spreads eight blocks at a time, for up to 48 columns
     x = torch.randn(53, cols)
     try:
-        for exact in (False, True):
-            _data, weight, _ = make(kernels, format_, 75, cols, exact)
+        for inputs in inputs_of(format_):
+            _data, weight, _ = make(kernels, format_, 75, cols, inputs)
             together = product(kernels, x, weight)
             for count in (1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 16, 17, 32, 33, 49):
                 kernels.set_threads(1 + count % 3)
-                assert torch.equal(product(kernels, x[:count].contiguous(), weight), together[:count]), exact
+                assert torch.equal(product(kernels, x[:count].contiguous(), weight), together[:count]), inputs
     finally:
         kernels.set_threads(0)
 
@@ -128,17 +134,18 @@ def test_nor_where_a_row_ends_within_a_register(kernels, format_):
             assert torch.equal(product(kernels, x[:count].contiguous(), weight), together[:count]), (cols, count)
 
 
+@pytest.mark.parametrize("inputs", MOST)
 @pytest.mark.parametrize("format_", DIGITS)
-def test_inputs_so_small_that_their_steps_have_no_inverse(kernels, format_):
+def test_inputs_so_small_that_their_steps_have_no_inverse(kernels, format_, inputs):
     """A block's step is then the smallest normal number; nothing becomes infinite or NaN."""
     torch.manual_seed(0)
     cols = 3 * columns_of(format_)
-    _data, weight, values = make(kernels, format_, 20, cols)
+    _data, weight, values = make(kernels, format_, 20, cols, inputs)
     for size in (1e-36, 1e-37, 1e-38, 1e-40, 1e-45):
         x = torch.randn(3, cols) * size
         x[1, 32:64] = torch.randn(32)
         x[2, 5] = 1.0
-        error = product(kernels, x, weight).double() - rounded(x) @ values.T
+        error = product(kernels, x, weight).double() - rounded(x, MOST[inputs]) @ values.T
         assert float(error[0].abs().max()) < 1e-6 * size + 1e-37, size
         assert float(error[1:].abs().max()) < 1e-4, size
 
@@ -171,26 +178,28 @@ def test_rounding_is_that_of_gguf(kernels, format_):
 @pytest.mark.parametrize("format_", ["f32", *PACKED])
 def test_what_is_not_finite_shows_in_its_column_only(kernels, format_):
     cols = 2 * columns_of(format_)
-    _data, weight, _ = make(kernels, format_, 24, cols)
-    x = torch.randn(3, cols)
-    good = product(kernels, x, weight)
-    for bad in (float("nan"), float("inf")):
-        x[1, 40] = bad
-        out = product(kernels, x, weight)
-        assert not out[1].isfinite().any(), bad
-        assert torch.equal(out[[0, 2]], good[[0, 2]]), bad
+    for inputs in inputs_of(format_):
+        _data, weight, _ = make(kernels, format_, 24, cols, inputs)
+        x = torch.randn(3, cols)
+        good = product(kernels, x, weight)
+        for bad in (float("nan"), float("inf")):
+            x[1, 40] = bad
+            out = product(kernels, x, weight)
+            assert not out[1].isfinite().any(), (inputs, bad)
+            assert torch.equal(out[[0, 2]], good[[0, 2]]), (inputs, bad)
 
 
+@pytest.mark.parametrize("inputs", MOST)
 @pytest.mark.parametrize("format_", DIGITS)
-def test_all_that_fuse_compute_the_same_bits(extension, format_):
+def test_all_that_fuse_compute_the_same_bits(extension, format_, inputs):
     """One column, several, too few for tiles, just enough, and more than one tile has."""
     fusing = [isa for isa in extension.isas() if isa not in ("emulated", "generic")]
     torch.manual_seed(3)
     cols, best = 3 * columns_of(format_), extension.isa()
-    _data, weight, _ = make(extension, format_, 75, cols)
+    _data, weight, _ = make(extension, format_, 75, cols, inputs)
     x = torch.randn(17, cols) * torch.rand(cols).pow(4) * 10
     try:
-        for count in (1, 8, 11, 12, 17):
+        for count in (1, 3, 8, 11, 12, 17):
             found = {}
             for isa in fusing:
                 extension.select_isa(isa)

@@ -22,6 +22,7 @@ FILE = Path(__file__).with_name("cpu_bits.json")
 CPU = torch.device("cpu")
 PLAIN = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 SUPERBLOCKS = {"q3_k": 110, "q4_k": 144, "q5_k": 176, "q6_k": 210, "iq4_xs": 136}  # bytes of 256 columns in GGUF
+INPUTS = {"15 bits": "", "8 bits": " a8", "float32": " exact"}
 HEADS, KV_HEADS, DIM, LONG = 4, 2, 64, 1100  # a decode of so many keys is split
 
 
@@ -47,16 +48,16 @@ def linears(extension: ModuleType) -> dict[str, Tensor]:
             extension.repack(data, codes(48, 3), name, 48, 96)
         else:
             extension.quantize(data, weights, name)
-        for exact in (False, True):
-            weight = extension.Weight(data, name, 48, 96, exact=exact)
-            found[f"linear {name}{' exact' * exact}"] = linear(extension, x, weight)
+        for inputs, ending in INPUTS.items():
+            weight = extension.Weight(data, name, 48, 96, inputs)
+            found[f"linear {name}{ending}"] = linear(extension, x, weight)
     wide = numbers(5, 512, seed=5)
     for name, size in SUPERBLOCKS.items():
         data = torch.zeros(extension.packed_bytes(name, 48, 512), dtype=torch.uint8)
         extension.repack(data, superblocks(48, 2, size), name, 48, 512)
-        for exact in (False, True):
-            weight = extension.Weight(data, name, 48, 512, exact=exact)
-            found[f"linear {name}{' exact' * exact}"] = linear(extension, wide, weight)
+        for inputs, ending in INPUTS.items():
+            weight = extension.Weight(data, name, 48, 512, inputs)
+            found[f"linear {name}{ending}"] = linear(extension, wide, weight)
     data = torch.zeros(extension.packed_bytes("halves", 48, 96), dtype=torch.uint8)
     extension.pack(data, weights.bfloat16())
     found["linear halves"] = linear(extension, x, extension.Weight(data, "halves", 48, 96))

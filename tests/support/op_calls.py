@@ -245,7 +245,7 @@ def repack(module, fence, n):
 @of("Weight")
 def weight(module, fence, n, rows=8, cols=32):
     data = fence(torch.randn(rows, cols))
-    return Call(module.Weight, {"data": data, "format": "f32", "rows": rows, "cols": cols, "exact": False})
+    return Call(module.Weight, {"data": data, "format": "f32", "rows": rows, "cols": cols, "inputs": "float32"})
 
 
 @of("linear")

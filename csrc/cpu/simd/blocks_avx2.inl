@@ -155,6 +155,36 @@ inline Whole8 add8(Whole8 a, Whole8 b) { return _mm256_add_epi32(a, b); }
 inline F8 to_float8(Whole8 a) { return _mm256_cvtepi32_ps(a); }
 inline void as_is(Whole8& a) { __asm__("" : "+x"(a)); }
 
+// The unsigned numbers of eight rows: of four neighbours each, at distances of `stride` bytes.
+template <Format kFormat>
+inline void unsigned_bytes(const std::uint8_t* p, const std::uint8_t* high, std::uint8_t* to, std::size_t stride) {
+    const auto put = [&](__m256i bytes) {
+        _mm256_store_si256(reinterpret_cast<__m256i*>(to), bytes);
+        to += stride;
+    };
+    if constexpr (has_half_scales(kFormat)) {
+        const __m256i offset = _mm256_set1_epi8(static_cast<char>(offset_of(kFormat)));
+        for (int half = 0; half < 2; ++half) {
+            const Sixes n = kFormat == Format::kQ3K ? threes_of(p, high, half) : sixes_of(p, high, half);
+            for (const __m256i& piece : n.piece) {
+                put(_mm256_add_epi8(piece, offset));
+            }
+        }
+    } else {
+        Nibbles n;
+        if constexpr (high_bits(kFormat) == 1) {
+            n = fives_of(p, high);
+        } else if constexpr (has_codes(kFormat)) {
+            n = coded_of<kFormat>(p);
+        } else {
+            n = nibbles_of(p);
+        }
+        for (const __m256i& piece : n.piece) {
+            put(piece);
+        }
+    }
+}
+
 // The numbers of eight rows in 16 bits, to[k / 2][row]: of each four neighbours the first and the third lie together,
 // then the others.
 template <Format kFormat>

@@ -64,8 +64,12 @@ enum class Format : std::uint8_t {
 constexpr std::int8_t kMxfp4Numbers[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
 constexpr std::int8_t kIq4Numbers[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
 
-// What a product rounds its inputs to: nothing, 15 bits of the largest of 32 neighbours, or bfloat16.
-enum class Rounding : std::uint8_t { kNone, kDigits, kBf16 };
+// What a product rounds its inputs to: nothing, whole numbers of 15 or 8 bits of which the largest of 32 neighbours is
+// the largest there is, or bfloat16.
+enum class Rounding : std::uint8_t { kNone, k15Bits, k8Bits, kBf16 };
+static constexpr bool has_digits(Rounding rounding) {
+    return rounding == Rounding::k15Bits || rounding == Rounding::k8Bits;
+}
 
 constexpr std::int64_t kGroupRows = 16;
 constexpr std::int64_t kBlock = 32;
@@ -77,14 +81,9 @@ struct Weight {
     std::int64_t rows = 0;
     std::int64_t cols = 0;
     std::int64_t stride = 0;  // plain: elements from row to row
-    bool exact = false;       // packed: inputs stay float32 instead of being rounded
+    Rounding rounding = Rounding::kNone;  // of its inputs
 
     bool packed() const { return format >= Format::kQ8; }
-    Rounding rounding() const {
-        return !packed() || exact             ? Rounding::kNone
-               : format == Format::kBf16Pairs ? Rounding::kBf16
-                                              : Rounding::kDigits;
-    }
 };
 
 Format format_named(const char* name);
@@ -161,8 +160,13 @@ std::int64_t packed_bytes(Format format, std::int64_t rows, std::int64_t cols);
 // The memory that the weight refers to, as bytes.
 TensorRef memory_of(const Weight& weight);
 
+// What inputs can be rounded to for weights of this format, by its name: `float32` (nothing) for all, `bfloat16` for
+// kBf16Pairs, `15 bits` and `8 bits` for other packed ones. Empty: the most that is quicker than float32.
+Rounding rounding_named(const char* name, Format format);
+const char* name_of(Rounding rounding);
+
 // The weight in `data` (uint8, packed_bytes long) or, for plain formats, in `data` [rows, cols].
-Weight make_weight(const TensorRef& data, Format format, std::int64_t rows, std::int64_t cols, bool exact);
+Weight make_weight(const TensorRef& data, Format format, std::int64_t rows, std::int64_t cols, Rounding rounding);
 
 // GGUF blocks, row after row, into `packed`: Q8_0 into kQ8, Q4_0 into kQ4, Q4_1 into kQ4Mins, Q5_0 into kQ5, Q5_1 into
 // kQ5Mins, Q3_K into kQ3K, Q4_K into kQ4K, Q5_K into kQ5K, Q6_K into kQ6K, IQ4_NL into kIq4Nl, IQ4_XS into kIq4Xs;

@@ -44,7 +44,7 @@ def supports(config: LlamaConfig) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class LlamaPacking:
-    """How a checkpoint becomes the weights of a NativeLlamaDecoder. `scheme` is one of packing.SCHEMES."""
+    """How a checkpoint becomes the weights of a NativeLlamaDecoder. `scheme` is one of packed_weights.SCHEMES."""
 
     source: WeightSource
     config: LlamaConfig

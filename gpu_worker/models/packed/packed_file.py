@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpu_worker.models.packed.packed_weights import NativeMatrix, PackedWeights
+from gpu_worker.models.packed.packed_weights import NativeMatrix, PackedWeights, inputs_of
 from gpu_worker.models.packed.weight_memory import LINE, HugePageAllocator, has_huge_pages
 
 MAGIC = b"octvpk01"
@@ -35,7 +35,7 @@ CHUNK_BYTES = 16 << 20  # a multiple of a huge page
 MOST_HEADER_BYTES = 64 << 20
 PLAIN = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 
-Place = dict[str, Any]  # of a tensor: offset, bytes, shape, format, and `exact` of a matrix
+Place = dict[str, Any]  # of a tensor: offset, bytes, shape, format, and whether it is a matrix
 
 
 class NotUsable(Exception):
@@ -57,7 +57,7 @@ class PackedFileWriter:
         """Writes a matrix, whose memory may be used again afterwards."""
         weight = matrix.weight
         place = self._add(matrix.data, [weight.rows, weight.cols], weight.format)
-        return place | {"exact": weight.exact}
+        return place | {"matrix": True}
 
     def add_vector(self, vector: Tensor) -> Place:
         return self._add(vector.float(), list(vector.shape), "f32")
@@ -124,7 +124,7 @@ def open_packed(path: Path, key: Mapping[str, Any], scheme: str, extension: Modu
             )  # so that both never take memory at once
         data, how = own, f"{len(data) / 1e6:.0f} MB copied from {path}, which is not in huge pages, {took}"
     try:
-        tensors = {name: _tensor(data, place, extension) for name, place in header["tensors"].items()}
+        tensors = {name: _tensor(data, place, scheme, extension) for name, place in header["tensors"].items()}
     except (ValueError, TypeError, KeyError, RuntimeError) as error:
         raise NotUsable(f"it has another layout: {error}") from error
     return PackedWeights(tensors, scheme), how
@@ -211,14 +211,14 @@ def _digest(header: bytes) -> bytes:
     return hashlib.blake2b(header, digest_size=32, person=b"octavo.packed").digest()
 
 
-def _tensor(data: Tensor, place: Place, extension: ModuleType) -> Tensor | NativeMatrix:
+def _tensor(data: Tensor, place: Place, scheme: str, extension: ModuleType) -> Tensor | NativeMatrix:
     begin, end, format_ = place["offset"], place["offset"] + place["bytes"], place["format"]
     part = data[begin:end]
     if format_ in PLAIN:
         part = part.view(PLAIN[format_]).view(place["shape"])
-    if "exact" not in place:
+    if "matrix" not in place:
         return part
-    return NativeMatrix(part, extension.Weight(part, format_, *place["shape"], exact=place["exact"]))
+    return NativeMatrix(part, extension.Weight(part, format_, *place["shape"], inputs=inputs_of(format_, scheme)))
 
 
 def _huge_bytes(address: int) -> int:

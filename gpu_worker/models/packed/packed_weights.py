@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 FORMATS = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
+SCHEMES = ("auto", "none", "q8", "q4", "auto-a8", "q8-a8", "q4-a8")  # packing.py explains each
+A8 = "-a8"  # ends the names of schemes that round inputs to 8 bits
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -20,7 +22,7 @@ class NativeMatrix:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedWeights:
-    """The decoder's tensors by our names. `scheme` is one of packing.SCHEMES."""
+    """The decoder's tensors by our names. `scheme` is one of SCHEMES."""
 
     tensors: Mapping[str, Tensor | NativeMatrix]
     scheme: str
@@ -33,18 +35,26 @@ class PackedWeights:
         """The facts of `describe` without spaces, for a class of numerics."""
         return f"{'+'.join(self._formats())}/in={'+'.join(self._roundings()).replace(' ', '-')}"
 
+    def rounds_to_8_bits(self) -> bool:
+        """Whether any product rounds its inputs so."""
+        return "8 bits" in self._roundings()
+
     def _formats(self) -> list[str]:
         return sorted({tensor.weight.format for tensor in self.tensors.values() if isinstance(tensor, NativeMatrix)})
 
     def _roundings(self) -> list[str]:
-        return sorted(
-            {
-                "bfloat16" if format_ == "halves" else "float32" if is_exact(format_, self.scheme) else "15 bits"
-                for format_ in self._formats()
-            }
-        )
+        return sorted({inputs_of(format_, self.scheme) for format_ in self._formats()})
 
 
-def is_exact(format_: str, scheme: str) -> bool:
-    """Whether products with this format take inputs as they are."""
-    return format_ in FORMATS.values() or (scheme == "none" and format_ != "halves")
+def weights_of(scheme: str) -> str:
+    """The scheme that packs the same weights, with inputs in 15 bits."""
+    return scheme.removesuffix(A8)
+
+
+def inputs_of(format_: str, scheme: str) -> str:
+    """What products with matrices of this format round their inputs to, in the extension's words."""
+    if format_ == "halves":
+        return "bfloat16"
+    if format_ in FORMATS.values() or scheme == "none":
+        return "float32"
+    return "8 bits" if scheme.endswith(A8) else "15 bits"

@@ -6,6 +6,7 @@
 | none | the file's own bits, inputs in float32: the results of dequantized weights | as stored, inputs in float32 |
 | none, in bfloat16 | weights and inputs in bfloat16 | weights and inputs in bfloat16 |
 | q8, q4 | rounded again | rounded |
+| auto-a8, q8-a8, q4-a8 | as without -a8, with inputs rounded to 8 bits | |
 
 Matrices in bfloat16 are packed, so that instructions that multiply it have their operands beside each other. Rounding
 to q8 and q4 is that of GGUF's Q8_0 and Q4_0. The embedding, which is also the output projection of many models, keeps
@@ -22,11 +23,10 @@ import torch
 from torch import Tensor
 
 from gpu_worker.models.checkpoint.weights import FLOATS, BlockSource, CheckpointReader, WeightSource
-from gpu_worker.models.packed.packed_weights import FORMATS, NativeMatrix, is_exact
+from gpu_worker.models.packed.packed_weights import FORMATS, NativeMatrix, inputs_of, weights_of
 from gpu_worker.models.packed.weight_memory import WeightMemory
 
-SCHEMES = ("auto", "none", "q8", "q4")
-PACKING = 5  # rises when the same checkpoint is packed to other bytes
+PACKING = 6  # rises when the same checkpoint is packed to other bytes
 BLOCK = 32
 GROUP_ROWS = 16
 PIECE_VALUES = 2 << 20  # so many are converted at once: they stay in the caches, and no tensor is copied whole
@@ -48,7 +48,8 @@ class MatrixPacker:
         self._extension = extension
         self._source = source
         self._checkpoint = checkpoint
-        self._scheme = scheme
+        self._scheme = weights_of(scheme)
+        self._named = scheme
         self._dtype = dtype
         self._memory = memory
 
@@ -127,7 +128,7 @@ class MatrixPacker:
         return self._memory.allocate(self._extension.packed_bytes(format_, rows, columns))
 
     def _matrix(self, data: Tensor, format_: str, rows: int, columns: int) -> NativeMatrix:
-        weight = self._extension.Weight(data, format_, rows, columns, exact=is_exact(format_, self._scheme))
+        weight = self._extension.Weight(data, format_, rows, columns, inputs=inputs_of(format_, self._named))
         return NativeMatrix(data, weight)
 
     def _pieces(self, parts: Sequence[Tensor], packed: Tensor, dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor]]:

@@ -182,4 +182,4 @@ def _rows(matrix: NativeMatrix, first: int, count: int, extension: Any) -> Nativ
     else:
         group_bytes = len(matrix.data) // -(-weight.rows // GROUP_ROWS)
         data = matrix.data[first // GROUP_ROWS * group_bytes : -(-(first + count) // GROUP_ROWS) * group_bytes]
-    return NativeMatrix(data, extension.Weight(data, weight.format, count, weight.cols, exact=weight.exact))
+    return NativeMatrix(data, extension.Weight(data, weight.format, count, weight.cols, inputs=weight.inputs))

@@ -95,5 +95,7 @@ def test_what_cannot_be_quantized_says_so(tiny, load, reference):
         load(tiny("gpt2").directory, quantization="q4")
     with pytest.raises(InvalidArgument, match="quantization: q8 needs native ops"):
         reference(tiny("llama").directory, quantization="q8")
+    with pytest.raises(InvalidArgument, match="quantization: auto-a8 needs native ops"):
+        load(tiny("gpt2").directory, quantization="auto-a8")
     with pytest.raises(InvalidArgument, match="'q3' is not one of"):
         load(tiny("llama").directory, quantization="q3")

@@ -178,6 +178,13 @@ def test_a_file_of_each_type_in_each_scheme(kind, tiny, load, all_logits, greedy
     automatic = all_logits(load(path, quantization="auto"), PROMPT)
     if kind in OWN_KERNELS:
         assert difference(automatic, expected) < 0.05
+    if kind in ("F16", "BF16"):
+        with pytest.raises(InvalidArgument, match=r"^quantization: auto-a8: .* say q8-a8 or q4-a8"):
+            load(path, quantization="auto-a8")
+    elif kind in OWN_KERNELS:
+        coarse = load(path, quantization="auto-a8")
+        assert 0 < difference(all_logits(coarse, PROMPT), automatic) < 0.3
+        assert coarse.info.fingerprint != exact.info.fingerprint
     else:  # there is no kernel for this type: 8 bits
         assert torch.equal(automatic, all_logits(load(plain, quantization="q8"), PROMPT))
 
