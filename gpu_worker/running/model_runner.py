@@ -119,6 +119,7 @@ class ModelRunner:
             on_copied()
         if not seats:
             return output
+        self._arena.expect_writes(step.slots)
         wanted = _wanted_rows(step)
         tables = [seat.table for seat in seats]
         loras = self.adapters.rows_of(seats, step.lengths) if self.adapters is not None else None

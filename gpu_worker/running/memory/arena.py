@@ -10,6 +10,7 @@ from torch import Tensor
 
 from gpu_worker.ops import Ops, SwapTicket, kv_format
 from gpu_worker.ops.kv_format import KvShape
+from gpu_worker.running.memory.ahead import PagesAhead
 from gpu_worker.running.memory.staged_blocks import StagedBlocks, StagingSize
 from gpu_worker.steps.runner import BlocksInPlace
 
@@ -116,12 +117,19 @@ class KvArena:
             shape.allocate_arena(num_blocks, device) if memory is None else shape.arena_in(memory, num_blocks)
         )
         self._host = shape.allocate_arena(num_host_blocks, cpu, pinned)
+        self._host_pages = None if pinned else PagesAhead(self._host)
+        self._pages = PagesAhead(self._device) if device.type == "cpu" and memory is None else None
         self.layers: list[Tensor] = list(self._device.unbind(0))
 
     @property
     def on_device(self) -> Tensor:
         """The blocks there: [num_layers, num_blocks, ...]."""
         return self._device
+
+    def expect_writes(self, slots: Sequence[int]) -> None:
+        """A step is about to write to these slots on the device: memory for later steps is found meanwhile."""
+        if self._pages is not None and slots and not self._pages.all_found:
+            self._pages.note(max(slots) // self.shape.block_size)
 
     def blocks_in_place(self) -> BlocksInPlace:
         """The bytes of the blocks where they lie. The device must be a CPU."""
@@ -135,6 +143,8 @@ class KvArena:
 
     def swap_out(self, pairs: Sequence[tuple[int, int]]) -> SwapTicket | None:
         """Copies device blocks to host blocks. None: the copies are done."""
+        if self._host_pages is not None and pairs and not self._host_pages.all_found:
+            self._host_pages.note(max(host for _, host in pairs))
         return self._ops.swap_blocks(self._device, self._host, pairs)
 
     def swap_in(self, pairs: Sequence[tuple[int, int]]) -> SwapTicket | None:
