@@ -150,6 +150,17 @@ def test_inputs_so_small_that_their_steps_have_no_inverse(kernels, format_, inpu
         assert float(error[1:].abs().max()) < 1e-4, size
 
 
+@pytest.mark.parametrize("inputs", MOST)
+@pytest.mark.parametrize("format_", DIGITS)
+def test_the_largest_digits_have_room_in_sums(kernels, format_, inputs):
+    torch.manual_seed(2)
+    cols = 2 * columns_of(format_)
+    _data, weight, values = make(kernels, format_, 75, cols, inputs)
+    x = torch.tensor([[1.0], [-1.0], [1.0]]).expand(3, cols).contiguous()
+    expected = x.double() @ values.T
+    assert float((product(kernels, x, weight) - expected).abs().max()) < 1e-6 * float(values.abs().sum(1).max())
+
+
 @pytest.mark.parametrize("format_", [*PLAIN, *PACKED])
 def test_rows_are_decoded_to_the_bit(kernels, format_):
     cols = 2 * columns_of(format_)

@@ -1,7 +1,7 @@
 """Memory that is found before a step writes it.
 
-A large piece of fresh memory costs a step time when it is first written: the system clears a huge page of each layer, and
-a virtual machine may have to ask its host for it, at 1 GB/s. All layers come to their next page in the same step.
+Fresh memory costs a step time when it is first written: the system clears a huge page of each layer, and a virtual
+machine may have to ask its host for it, at 1 GB/s. All layers come to their next page in the same step.
 """
 
 import ctypes

@@ -10,6 +10,7 @@ from mutant import ROOT, Build, Suite, of_places
 
 TESTS = Path(__file__).resolve().parents[1]
 GENERIC = ("cpu/isa_generic.cpp",)
+AVX2 = ("cpu/isa_avx2.cpp",)
 ATTENTION = "test_attention.py -k generic"
 EMULATED = ("cpu/isa_emulated.cpp",)
 TILES = "test_attention.py -k emulated"
@@ -93,6 +94,13 @@ MUTANTS = of_places(
                 "scale(scale_of<kFormat, R>(at, block, half))",
                 "scale(scale_of<kFormat, R>(at, block, 0))",
             ),
+        },
+        ("cpu/linear_wide.inl", AVX2, "test_linear.py -k avx2"): {
+            "sums of rows that begin with those of others": ("store8(sums, zero8());", "store8(sums, load8(sums));"),
+        },
+        ("cpu/linear_bytes.inl", AVX2, "test_linear.py -k avx2"): {
+            "fifth bits that overflow 16 bits": ("|| has_codes(kFormat) ? 4", "|| has_codes(kFormat) ? 8"),
+            "the offset of the other half": ("half == 0 ? first_sum", "half == 1 ? first_sum"),
         },
         ("cpu/simd/blocks_generic.inl", GENERIC, LINEAR): {
             "offset of signed codes forgotten": (
