@@ -154,8 +154,8 @@ def test_inputs_so_small_that_their_steps_have_no_inverse(kernels, format_, inpu
 @pytest.mark.parametrize("format_", DIGITS)
 def test_the_largest_digits_have_room_in_sums(kernels, format_, inputs):
     torch.manual_seed(2)
-    cols = 2 * columns_of(format_)
-    _data, weight, values = make(kernels, format_, 75, cols, inputs)
+    cols, rows = 2 * columns_of(format_), 805  # several groups of rows for each turn of a thread
+    _data, weight, values = make(kernels, format_, rows, cols, inputs)
     x = torch.tensor([[1.0], [-1.0], [1.0]]).expand(3, cols).contiguous()
     expected = x.double() @ values.T
     assert float((product(kernels, x, weight) - expected).abs().max()) < 1e-6 * float(values.abs().sum(1).max())
