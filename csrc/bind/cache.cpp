@@ -1,4 +1,5 @@
 #include "bind.h"
+#include "octavo/api.h"
 #include "octavo/check.h"
 #include "tensor.h"
 
@@ -26,6 +27,8 @@ void bind_cache(py::module_& module) {
              "keys"_a, "values"_a = py::none(), "type"_a = "auto", "key_scale"_a = py::none(),
              "value_scale"_a = py::none(), py::keep_alive<1, 2>(), py::keep_alive<1, 3>(), py::keep_alive<1, 5>(),
              py::keep_alive<1, 6>());
+    module.def("populate_blocks", &populate_blocks, "arena"_a, "first"_a, "end"_a,
+               py::call_guard<py::gil_scoped_release>());
 }
 
 }  // namespace octavo::bind

@@ -207,4 +207,22 @@ void checksum_blocks(const TensorRef& sums, const TensorRef& arena, const Tensor
     });
 }
 
+void check::populate_blocks(const TensorRef& arena, std::int64_t first, std::int64_t end) {
+    const Arena all(arena, "arena");
+    require(first >= 0 && first <= end && end <= all.blocks, "end", "names blocks that are not there");
+}
+
+void populate_blocks(const TensorRef& arena, std::int64_t first, std::int64_t end) {
+    check::populate_blocks(arena, first, end);
+    const Arena all(arena, "arena");
+    constexpr std::int64_t kPage = 4096;
+    for (std::int64_t layer = 0; layer < all.layers && first < end; ++layer) {
+        const char* stop = all.at(layer, end - 1) + all.bytes;
+        for (char* p = all.at(layer, first); p < stop; p += kPage) {
+            char byte = __atomic_load_n(p, __ATOMIC_RELAXED);  // a write that changes nothing, whoever else writes
+            __atomic_compare_exchange_n(p, &byte, byte, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+        }
+    }
+}
+
 }  // namespace octavo

@@ -11,8 +11,8 @@
 namespace octavo {
 
 // 32 inputs as whole numbers, each in two int8 digits: value = scale * (kDigit * high + low). Of numbers of 8 bits the
-// high digits are zero, and products may leave them out. With 8 bits a text's logits err by 0.9 %, and those of single
-// tokens by 5 %; with 15 by 0.24 % at most (docs/measurements/kernels.md).
+// high digits are zero, and products may leave them out. With 8 bits logits err by 0.9 % on average and
+// 5 % at most; with 15 by 0.03 and 0.24 % (docs/measurements/kernels.md).
 struct alignas(16) InputBlock {
     std::int8_t high[kBlock], low[kBlock];
     float scale;

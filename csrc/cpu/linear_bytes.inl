@@ -1,17 +1,17 @@
-// Products of columns with weights of 3 to 6 bits and inputs of one digit, on AVX2: one instruction multiplies four bytes
-// of a row and adds neighbours in 16 bits, in which some of these sums fit. All sums are whole numbers, so results have
+// Products of columns with weights of 3 to 6 bits and inputs of one digit, on AVX2: one instruction multiplies bytes
+// and adds neighbours in 16 bits, in which some of these sums have room. All sums are whole numbers, so results have
 // the bits of digit_tile.
 //
 // A group's numbers are spread to unsigned bytes once for all columns, some blocks at a time (a panel), and a load of
 // inputs serves both halves of the group.
 
 template <Format kFormat>
-constexpr bool kFitsBytes = has_half_scales(kFormat) || !has_signed_numbers(kFormat);
+constexpr bool kAddsInWords = has_half_scales(kFormat) || !has_signed_numbers(kFormat);
 // How many sums of two products, each with the largest number, fit 16 bits.
 template <Format kFormat>
-constexpr int kSumsInWords = high_bits(kFormat) == 2                          ? 2
+constexpr int kSumsInWords = high_bits(kFormat) == 2                         ? 2
                              : high_bits(kFormat) == 1 || has_codes(kFormat) ? 4
-                                                                              : 8;
+                                                                             : 8;
 constexpr std::int64_t kFewestInBytes = 3;  // columns: fewer take less time as they are
 constexpr std::int64_t kByteSlab = 48;      // columns for which a panel is spread once
 constexpr std::int64_t kByteBlocks = 8;     // of a panel, which stays in the first cache with its inputs
@@ -114,14 +114,14 @@ __attribute__((noinline)) void byte_tile(const ByteBlock* weights, const InputBl
     }
 }
 
-// All columns, for some rows.
+// The columns from `first` on.
 template <Format kFormat>
-void byte_rows(const LinearJob& job, std::int64_t first_row, std::int64_t end, float* scratch) {
+void byte_rows(const LinearJob& job, std::int64_t first_row, std::int64_t end, std::int64_t first, float* scratch) {
     const std::int64_t blocks = job.weight.cols / kBlock;
     auto* panel = reinterpret_cast<ByteBlock*>((reinterpret_cast<std::uintptr_t>(scratch) + 63) / 64 * 64);
     auto* sums = reinterpret_cast<float*>(panel + kByteBlocks);
     std::memset(sums, 0, static_cast<std::size_t>(kByteSlab * kGroupRows) * sizeof(float));
-    for (std::int64_t first = 0; first < job.columns; first += kByteSlab) {
+    for (; first < job.columns; first += kByteSlab) {
         const std::int64_t columns = job.columns - first < kByteSlab ? job.columns - first : kByteSlab;
         for (std::int64_t row = first_row; row < end; row += kGroupRows) {
             for (std::int64_t block = 0; block < blocks; block += kByteBlocks) {

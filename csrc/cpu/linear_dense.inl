@@ -137,8 +137,9 @@ void packed_rows(const LinearJob& job, std::int64_t first_row, std::int64_t end_
     } else if constexpr (kFormat == Format::kBf16Pairs) {
         bf16_rows(job, first_row, end_row);
     } else {
-        job.weight.rounding == Rounding::k8Bits ? digit_rows<kFormat, 1>(job, first_row, end_row, scratch)
-                                                : digit_rows<kFormat, 2>(job, first_row, end_row, scratch);
+        const bool one = job.weight.rounding == Rounding::k8Bits;
+        one ? digit_rows<kFormat, 1>(job, first_row, end_row, scratch)
+            : digit_rows<kFormat, 2>(job, first_row, end_row, scratch);
     }
 }
 
@@ -167,7 +168,8 @@ std::int64_t linear_scratch(const LinearJob& job) {
     if (job.weight.format < Format::kQ8) {
         return 4 * job.weight.cols;
     }
-    return job.weight.rounding == Rounding::kNone ? (kPanelBlocks * kBlock + job.columns * 2) * Rows::kRows : digit_scratch(job);
+    return job.weight.rounding == Rounding::kNone ? (kPanelBlocks * kBlock + job.columns * 2) * Rows::kRows
+                                                  : digit_scratch(job);
 }
 
 std::int64_t tile_rows(const Weight& weight) {

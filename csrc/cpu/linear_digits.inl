@@ -1,5 +1,5 @@
-// Products with weights of 4 to 8 bits whose inputs are two int8 digits, or one: whole numbers within a block of 32, which
-// are exact, times the scales of the weights and of the inputs.
+// Products with weights of 3 to 8 bits whose inputs are two int8 digits, or one: whole numbers within a block of 32,
+// which are exact, times the scales of the weights and of the inputs.
 
 // The scales of a block of weights (or of half of it), and what is added to each of its numbers times the scale: the
 // minimum, or what makes up for the offset of unsigned numbers. Nothing is added where numbers have their sign.
@@ -132,8 +132,8 @@ inline const std::uint8_t* spread(const Part<kFormat>& at, std::int64_t block, s
 // Up to kInputColumns columns of 16 rows, with the sums that digit_tile makes, to the bit. Tiles are written to memory
 // and read back by other instructions, which takes until the writes are done: so a block's numbers are spread two
 // blocks before their products are summed up, and multiplied one block before. Tiles 0 and 1 are products of the high
-// and the low digits of blocks with an even number, 2 and 3 of the others; 4 and 5 are digits, 6 weights. A single digit
-// is a low one.
+// and the low digits of blocks with an even number, 2 and 3 of the others; 4 and 5 are digits, 6 weights. A single
+// digit is a low one.
 template <Format kFormat, int kDigits>
 class DigitTiles {
   public:
@@ -218,7 +218,7 @@ class DigitTiles {
             const Scaling<kFormat, R> scaling(At(job_.weight, row_ + part * R::kRows), block);
 #pragma GCC unroll 16
             for (std::int64_t c = 0; c < kInputColumns; ++c) {
-                const std::int32_t* high = kDigits == 2 ? high_[block % 2][c] + part * R::kRows : kNone;
+                const std::int32_t* high = kDigits == 2 ? high_[block % 2][c] + part * R::kRows : kZeros;
                 const auto dot = R::digits(high, low_[block % 2][c] + part * R::kRows,
                                            has_signed_numbers(kFormat) ? inputs[c].sum : 0);
                 sums[c][part] = scaling.add(sums[c][part], dot, inputs[c]);
@@ -226,7 +226,7 @@ class DigitTiles {
         }
     }
 
-    static constexpr std::int32_t kNone[R::kRows] = {};
+    static constexpr std::int32_t kZeros[R::kRows] = {};
     Tiles& tiles_;
     const LinearJob& job_;
     const std::int64_t row_, column_;
@@ -271,9 +271,9 @@ void digit_rows(const LinearJob& job, std::int64_t row, std::int64_t end, [[mayb
     }
 #endif
 #if defined(__AVX2__) && !defined(__AVX512VNNI__)
-    if constexpr (kDigits == 1 && kFitsBytes<kFormat>) {
-        if (job.columns >= kFewestInBytes) {
-            return byte_rows<kFormat>(job, row, end, scratch);
+    if constexpr (kDigits == 1 && kAddsInWords<kFormat>) {
+        if (job.columns - first >= kFewestInBytes) {
+            return byte_rows<kFormat>(job, row, end, first, scratch);
         }
     }
 #endif

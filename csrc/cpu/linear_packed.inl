@@ -257,8 +257,7 @@ void packed_row(const Weight& weight, std::int64_t row, float* out) {
 void to_digits(const float* x, std::int64_t count, Rounding rounding, InputBlock* to) {
     const float top_number = rounding == Rounding::k8Bits ? kLargestDigit : kLargestNumber;
     const float least_top = top_number * std::numeric_limits<float>::min();  // smaller steps would have no inverse
-    // Of numbers of 8 bits the first digit is zero: none is as large as half of this.
-    const F8 one_high = set8(rounding == Rounding::k8Bits ? 1.0F / (4 * kDigit) : 1.0F / kDigit);
+    const F8 to_high = set8(rounding == Rounding::k8Bits ? 0.0F : 1.0F / kDigit);
     for (std::int64_t block = 0; block < count / kBlock; ++block, x += kBlock, to += kInputColumns) {
         F8 values[4], top = zero8(), odd = zero8();
         for (int i = 0; i < 4; ++i) {
@@ -271,7 +270,7 @@ void to_digits(const float* x, std::int64_t count, Rounding rounding, InputBlock
         F8 high[4], low[4];
         for (int i = 0; i < 4; ++i) {
             const F8 number = round8(mul8(values[i], by));
-            high[i] = round8(mul8(number, one_high));
+            high[i] = round8(mul8(number, to_high));
             low[i] = fma8(high[i], set8(-kDigit), number);
         }
         const Sums high_sums = store32_i8(to->high, high), low_sums = store32_i8(to->low, low);

@@ -127,7 +127,8 @@ struct Rows8 {
     static void dots_of_half(const Sixes& n, const InputBlock* inputs, F* dots) {
 #pragma GCC unroll 1
         for (int c = 0; c < kColumns; ++c) {
-            dots[c] = dot_digits<kDigits>(inputs[c], [&](const std::int8_t* x) { return dot_sixes(n, x + 16 * kHalf); });
+            dots[c] =
+                dot_digits<kDigits>(inputs[c], [&](const std::int8_t* x) { return dot_sixes(n, x + 16 * kHalf); });
         }
     }
     // Of both digits, or of the low one where the high one is zero. Rounded once, as the integer would be.

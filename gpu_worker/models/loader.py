@@ -17,6 +17,7 @@ from gpu_worker.models.checkpoint.kv_scales import KvScaledSource, digest_of, re
 from gpu_worker.models.checkpoint.locate import locate
 from gpu_worker.models.checkpoint.quantized import open_source
 from gpu_worker.models.checkpoint.weights import (
+    BlockSource,
     CheckpointReader,
     ProgressCallback,
     SafetensorsSource,
@@ -319,6 +320,8 @@ def _native(
 ) -> Decoder:
     """A decoder of the extension. `files` of weights, and `deciding` small ones, are what is packed."""
     extension = cast("NativeCpuOps", how.ops).extension
+    if how.quantization == f"auto{A8}" and not isinstance(source, BlockSource):
+        raise _without_8_bits(how)
     packing = LlamaPacking(source, config, dtype, how.quantization, extension, how.progress)
     packed = None
     if how.packed_cache is not None and how.packed_cache.is_worth(files):
@@ -329,11 +332,14 @@ def _native(
         packed = how.packed_cache.get(name, key, how.quantization, extension, packing.into)
     packed = packed or packing.in_memory()
     if how.quantization.endswith(A8) and not packed.rounds_to_8_bits():
-        reason = (
-            "inputs are rounded of quantized weights alone, and these are not: say q8-a8 or q4-a8, or leave -a8 out"
-        )
-        raise InvalidArgument("quantization", f"{how.quantization}: {reason}")
+        raise _without_8_bits(how)
     return NativeLlamaDecoder(config, packed, extension, how.place)
+
+
+def _without_8_bits(how: "_LoadOptions") -> InvalidArgument:
+    remedy = "say q8-a8 or q4-a8, or leave -a8 out" if weights_of(how.quantization) == "auto" else "leave -a8 out"
+    reason = f"inputs are rounded for matrices of 3 to 8 bits alone, and no layer has one here: {remedy}"
+    return InvalidArgument("quantization", f"{how.quantization}: {reason}")
 
 
 def _kept(source: WeightSource, config: LlamaConfig, dtype: torch.dtype, how: "_LoadOptions") -> Decoder:

@@ -213,6 +213,11 @@ def checksum_blocks(module, fence, n):
     return Call(module.checksum_blocks, arguments, ("sums",))
 
 
+@of("populate_blocks")
+def populate_blocks(module, fence, n):
+    return Call(module.populate_blocks, {"arena": arena_of(fence), "first": 1, "end": 4}, ("arena",))
+
+
 @of("KvCache")
 def kv_cache(module, fence, n):
     arguments = {

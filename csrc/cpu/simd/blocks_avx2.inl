@@ -155,41 +155,9 @@ inline Whole8 add8(Whole8 a, Whole8 b) { return _mm256_add_epi32(a, b); }
 inline F8 to_float8(Whole8 a) { return _mm256_cvtepi32_ps(a); }
 inline void as_is(Whole8& a) { __asm__("" : "+x"(a)); }
 
-// The unsigned numbers of eight rows: of four neighbours each, at distances of `stride` bytes.
+// The numbers of eight rows, with their sign where the format has_signed_numbers.
 template <Format kFormat>
-inline void unsigned_bytes(const std::uint8_t* p, const std::uint8_t* high, std::uint8_t* to, std::size_t stride) {
-    const auto put = [&](__m256i bytes) {
-        _mm256_store_si256(reinterpret_cast<__m256i*>(to), bytes);
-        to += stride;
-    };
-    if constexpr (has_half_scales(kFormat)) {
-        const __m256i offset = _mm256_set1_epi8(static_cast<char>(offset_of(kFormat)));
-        for (int half = 0; half < 2; ++half) {
-            const Sixes n = kFormat == Format::kQ3K ? threes_of(p, high, half) : sixes_of(p, high, half);
-            for (const __m256i& piece : n.piece) {
-                put(_mm256_add_epi8(piece, offset));
-            }
-        }
-    } else {
-        Nibbles n;
-        if constexpr (high_bits(kFormat) == 1) {
-            n = fives_of(p, high);
-        } else if constexpr (has_codes(kFormat)) {
-            n = coded_of<kFormat>(p);
-        } else {
-            n = nibbles_of(p);
-        }
-        for (const __m256i& piece : n.piece) {
-            put(piece);
-        }
-    }
-}
-
-// The numbers of eight rows in 16 bits, to[k / 2][row]: of each four neighbours the first and the third lie together,
-// then the others.
-template <Format kFormat>
-inline void spread_rows(const std::uint8_t* p, const std::uint8_t* high, std::int16_t (*to)[2]) {
-    __m256i bytes[8];
+inline void pieces_of(const std::uint8_t* p, const std::uint8_t* high, __m256i (&bytes)[8]) {
     const auto take = [&](const auto& from, int first, int count) {
         for (int i = 0; i < count; ++i) {
             bytes[first + i] = from.piece[i];
@@ -210,6 +178,27 @@ inline void spread_rows(const std::uint8_t* p, const std::uint8_t* high, std::in
     } else {
         take(nibbles_of(p), 0, 8);
     }
+}
+
+// The same, larger by their offset where they have a sign, so that none has one: of four neighbours each, at distances
+// of `stride` bytes.
+template <Format kFormat>
+inline void unsigned_bytes(const std::uint8_t* p, const std::uint8_t* high, std::uint8_t* to, std::size_t stride) {
+    __m256i bytes[8];
+    pieces_of<kFormat>(p, high, bytes);
+    const __m256i offset = _mm256_set1_epi8(has_signed_numbers(kFormat) ? static_cast<char>(offset_of(kFormat)) : 0);
+    for (const __m256i& piece : bytes) {
+        _mm256_store_si256(reinterpret_cast<__m256i*>(to), _mm256_add_epi8(piece, offset));
+        to += stride;
+    }
+}
+
+// The numbers of eight rows in 16 bits, to[k / 2][row]: of each four neighbours the first and the third lie together,
+// then the others.
+template <Format kFormat>
+inline void spread_rows(const std::uint8_t* p, const std::uint8_t* high, std::int16_t (*to)[2]) {
+    __m256i bytes[8];
+    pieces_of<kFormat>(p, high, bytes);
 #pragma GCC unroll 8
     for (int i = 0; i < 8; ++i, to += 2 * kGroupRows) {
         constexpr bool kWithSign = has_signed_numbers(kFormat);

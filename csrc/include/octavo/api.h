@@ -90,6 +90,10 @@ void copy_blocks(const TensorRef& source, const TensorRef& target, const TensorR
 void gather_blocks(const TensorRef& staging, const TensorRef& arena, const TensorRef& ids, std::int64_t begin);
 void scatter_blocks(const TensorRef& arena, const TensorRef& staging, const TensorRef& ids, std::int64_t begin);
 
+// Faults in the memory of blocks [first, end) of arena [layers, n, ...]. What is there stays, also what somebody writes
+// meanwhile.
+void populate_blocks(const TensorRef& arena, std::int64_t first, std::int64_t end);
+
 // sums i64 [m]: equal for equal bytes of all layers of a block, whatever its id and device (checksum.h).
 void checksum_blocks(const TensorRef& sums, const TensorRef& arena, const TensorRef& ids);
 

@@ -22,6 +22,7 @@ void weight_rows(const TensorRef& out, const Weight& weight, const TensorRef& ro
 void copy_blocks(const TensorRef& source, const TensorRef& target, const TensorRef& pairs);
 void staged_blocks(const TensorRef& staging, const TensorRef& arena, const TensorRef& ids, std::int64_t begin);
 void scatter_blocks(const TensorRef& arena, const TensorRef& staging, const TensorRef& ids, std::int64_t begin);
+void populate_blocks(const TensorRef& arena, std::int64_t first, std::int64_t end);
 void checksum_blocks(const TensorRef& sums, const TensorRef& arena, const TensorRef& ids);
 
 }  // namespace octavo::check

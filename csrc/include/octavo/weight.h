@@ -64,8 +64,8 @@ enum class Format : std::uint8_t {
 constexpr std::int8_t kMxfp4Numbers[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
 constexpr std::int8_t kIq4Numbers[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
 
-// What a product rounds its inputs to: nothing, whole numbers of 15 or 8 bits of which the largest of 32 neighbours is
-// the largest there is, or bfloat16.
+// What a product rounds its inputs to: nothing; whole numbers times a scale, which the largest of 32 neighbours
+// decides, with 15 or 8 bits; or bfloat16.
 enum class Rounding : std::uint8_t { kNone, k15Bits, k8Bits, kBf16 };
 static constexpr bool has_digits(Rounding rounding) {
     return rounding == Rounding::k15Bits || rounding == Rounding::k8Bits;
@@ -80,7 +80,7 @@ struct Weight {
     const void* data = nullptr;
     std::int64_t rows = 0;
     std::int64_t cols = 0;
-    std::int64_t stride = 0;  // plain: elements from row to row
+    std::int64_t stride = 0;              // plain: elements from row to row
     Rounding rounding = Rounding::kNone;  // of its inputs
 
     bool packed() const { return format >= Format::kQ8; }
@@ -161,7 +161,8 @@ std::int64_t packed_bytes(Format format, std::int64_t rows, std::int64_t cols);
 TensorRef memory_of(const Weight& weight);
 
 // What inputs can be rounded to for weights of this format, by its name: `float32` (nothing) for all, `bfloat16` for
-// kBf16Pairs, `15 bits` and `8 bits` for other packed ones. Empty: the most that is quicker than float32.
+// kBf16Pairs, `15 bits` and `8 bits` for other packed ones. Empty: float32 for plain ones, bfloat16 for kBf16Pairs,
+// else 15 bits.
 Rounding rounding_named(const char* name, Format format);
 const char* name_of(Rounding rounding);
 

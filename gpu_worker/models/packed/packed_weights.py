@@ -36,8 +36,9 @@ class PackedWeights:
         return f"{'+'.join(self._formats())}/in={'+'.join(self._roundings()).replace(' ', '-')}"
 
     def rounds_to_8_bits(self) -> bool:
-        """Whether any product rounds its inputs so."""
-        return "8 bits" in self._roundings()
+        """Whether a product of the layers rounds its inputs so."""
+        matrices = (tensor for name, tensor in self.tensors.items() if not name.startswith("embed"))
+        return any(isinstance(tensor, NativeMatrix) and tensor.weight.inputs == "8 bits" for tensor in matrices)
 
     def _formats(self) -> list[str]:
         return sorted({tensor.weight.format for tensor in self.tensors.values() if isinstance(tensor, NativeMatrix)})
@@ -47,7 +48,7 @@ class PackedWeights:
 
 
 def weights_of(scheme: str) -> str:
-    """The scheme that packs the same weights, with inputs in 15 bits."""
+    """The scheme without -a8, which packs the same weights."""
     return scheme.removesuffix(A8)
 
 

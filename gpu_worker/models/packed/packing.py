@@ -26,7 +26,7 @@ from gpu_worker.models.checkpoint.weights import FLOATS, BlockSource, Checkpoint
 from gpu_worker.models.packed.packed_weights import FORMATS, NativeMatrix, inputs_of, weights_of
 from gpu_worker.models.packed.weight_memory import WeightMemory
 
-PACKING = 6  # rises when the same checkpoint is packed to other bytes
+PACKING = 6  # rises when the same checkpoint is packed to other bytes, or to another header
 BLOCK = 32
 GROUP_ROWS = 16
 PIECE_VALUES = 2 << 20  # so many are converted at once: they stay in the caches, and no tensor is copied whole
@@ -49,7 +49,7 @@ class MatrixPacker:
         self._source = source
         self._checkpoint = checkpoint
         self._scheme = weights_of(scheme)
-        self._named = scheme
+        self._whole_scheme = scheme
         self._dtype = dtype
         self._memory = memory
 
@@ -128,7 +128,7 @@ class MatrixPacker:
         return self._memory.allocate(self._extension.packed_bytes(format_, rows, columns))
 
     def _matrix(self, data: Tensor, format_: str, rows: int, columns: int) -> NativeMatrix:
-        weight = self._extension.Weight(data, format_, rows, columns, inputs=inputs_of(format_, self._named))
+        weight = self._extension.Weight(data, format_, rows, columns, inputs=inputs_of(format_, self._whole_scheme))
         return NativeMatrix(data, weight)
 
     def _pieces(self, parts: Sequence[Tensor], packed: Tensor, dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor]]:

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from gpu_worker.ops import Ops, SwapTicket, kv_format
 from gpu_worker.ops.kv_format import KvShape
-from gpu_worker.running.memory.ahead import PagesAhead
+from gpu_worker.ops.native_cpu import NativeCpuOps
+from gpu_worker.running.memory.pages_ahead import PagesAhead
 from gpu_worker.running.memory.staged_blocks import StagedBlocks, StagingSize
 from gpu_worker.steps.runner import BlocksInPlace
 
@@ -117,8 +118,11 @@ class KvArena:
             shape.allocate_arena(num_blocks, device) if memory is None else shape.arena_in(memory, num_blocks)
         )
         self._host = shape.allocate_arena(num_host_blocks, cpu, pinned)
-        self._host_pages = None if pinned else PagesAhead(self._host)
-        self._pages = PagesAhead(self._device) if device.type == "cpu" and memory is None else None
+        self._pages = self._host_pages = None
+        if isinstance(ops, NativeCpuOps):
+            self._host_pages = PagesAhead(self._host, ops.extension.populate_blocks)
+            if memory is None:  # that of a group is the ranks'
+                self._pages = PagesAhead(self._device, ops.extension.populate_blocks)
         self.layers: list[Tensor] = list(self._device.unbind(0))
 
     @property
@@ -127,8 +131,8 @@ class KvArena:
         return self._device
 
     def expect_writes(self, slots: Sequence[int]) -> None:
-        """A step is about to write to these slots on the device: memory for later steps is found meanwhile."""
-        if self._pages is not None and slots and not self._pages.all_found:
+        """A step is about to write to these slots on the device: memory for later ones is faulted in meanwhile."""
+        if self._pages is not None and slots and not self._pages.is_done:
             self._pages.note(max(slots) // self.shape.block_size)
 
     def blocks_in_place(self) -> BlocksInPlace:
@@ -143,7 +147,7 @@ class KvArena:
 
     def swap_out(self, pairs: Sequence[tuple[int, int]]) -> SwapTicket | None:
         """Copies device blocks to host blocks. None: the copies are done."""
-        if self._host_pages is not None and pairs and not self._host_pages.all_found:
+        if self._host_pages is not None and pairs and not self._host_pages.is_done:
             self._host_pages.note(max(host for _, host in pairs))
         return self._ops.swap_blocks(self._device, self._host, pairs)
 

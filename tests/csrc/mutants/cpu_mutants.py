@@ -100,6 +100,7 @@ MUTANTS = of_places(
         },
         ("cpu/linear_bytes.inl", AVX2, "test_linear.py -k avx2"): {
             "fifth bits that overflow 16 bits": ("|| has_codes(kFormat) ? 4", "|| has_codes(kFormat) ? 8"),
+            "upper bits that overflow 16 bits": ("high_bits(kFormat) == 2", "high_bits(kFormat) == 3"),
             "the offset of the other half": ("half == 0 ? first_sum", "half == 1 ? first_sum"),
         },
         ("cpu/simd/blocks_generic.inl", GENERIC, LINEAR): {

@@ -179,7 +179,7 @@ def test_a_file_of_each_type_in_each_scheme(kind, tiny, load, all_logits, greedy
     if kind in OWN_KERNELS:
         assert difference(automatic, expected) < 0.05
     if kind in ("F16", "BF16"):
-        with pytest.raises(InvalidArgument, match=r"^quantization: auto-a8: .* say q8-a8 or q4-a8"):
+        with pytest.raises(InvalidArgument, match=r"^quantization: auto-a8: inputs .* say q8-a8 or q4-a8"):
             load(path, quantization="auto-a8")
     elif kind in OWN_KERNELS:
         coarse = load(path, quantization="auto-a8")

@@ -1,0 +1,62 @@
+"""Tests for running/memory/pages_ahead.py."""
+
+import _thread
+import ctypes
+import os
+
+import pytest
+import torch
+from waiting import until
+
+from gpu_worker.ops import native
+from gpu_worker.ops.kv_format import KvShape
+from gpu_worker.running.memory.pages_ahead import HUGE_PAGE, PagesAhead
+
+PAGE = os.sysconf("SC_PAGE_SIZE")
+SHAPE = KvShape(num_layers=3, num_kv_heads=2, block_size=16, head_dim=64, dtype=torch.float32)
+STEP = HUGE_PAGE * 3 // SHAPE.bytes_per_block
+
+
+def made(num_blocks: int) -> tuple[torch.Tensor, PagesAhead]:
+    extension = native.load()
+    if extension is None:
+        pytest.skip("the extension was not built")
+    arena = SHAPE.allocate_arena(num_blocks, torch.device("cpu"))
+    return arena, PagesAhead(arena, extension.populate_blocks)
+
+
+def resident(arena: torch.Tensor, layer: int, first: int, end: int) -> float:
+    """Which share of the pages of some blocks of a layer is in memory."""
+    begin = arena[layer, first].data_ptr()
+    length = arena.stride(1) * arena.element_size() * (end - first) + begin % PAGE
+    states = (ctypes.c_ubyte * -(-length // PAGE))()
+    assert ctypes.CDLL(None).mincore(ctypes.c_void_p(begin - begin % PAGE), ctypes.c_size_t(length), states) == 0
+    return sum(state & 1 for state in states) / len(states)
+
+
+async def test_pages_are_there_before_blocks_are_written():
+    last = 8 * STEP - 5
+    arena, pages = made(last)
+    arena[:, 3 * STEP] = 1  # what is there stays
+    for block in (0, STEP, 2 * STEP + 1, 5 * STEP, last - 1):
+        begin = (block // STEP + 1) * STEP
+
+        def has_pages(block: int = block, begin: int = begin) -> bool:
+            pages.note(block)
+            return begin >= last or all(resident(arena, k, begin, min(begin + STEP, last)) == 1 for k in range(3))
+
+        await until(has_pages)
+        if block == 0:  # memory that nobody comes to is not taken, but for the rest of a huge page
+            assert all(resident(arena, layer, 4 * STEP, 7 * STEP) == 0 for layer in range(3))
+    assert pages.is_done
+    assert arena.sum() == arena[:, 0].numel()
+
+
+def test_without_a_thread_steps_fault_in_what_they_write(monkeypatch):
+    def refuse(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    _arena, pages = made(8 * STEP)
+    monkeypatch.setattr(_thread, "start_new_thread", refuse)
+    pages.note(0)
+    assert pages.is_done
