@@ -5,7 +5,6 @@ the same step, which then waits until the system has cleared them all, and on a 
 them (1 GB/s).
 """
 
-import _thread
 import os
 import threading
 from collections.abc import Callable
@@ -20,7 +19,8 @@ class PagesAhead:
     """Faults in the pages of an arena [layers, blocks, ...] on the host, by a thread of the lowest priority.
 
     Blocks are first written in order, roughly: of those behind the block that a step writes, as many as fill a huge
-    page of a layer, and the rest of the page after that. So memory that nobody comes to is not taken.
+    page of a layer, and the rest of the page after that. So memory that nobody comes to is not taken. The thread is no
+    daemon: a process that ends while one takes the GIL back ends badly.
     """
 
     def __init__(self, arena: Tensor, populate: Callable[[Tensor, int, int], None]) -> None:
@@ -48,7 +48,7 @@ class PagesAhead:
         if first < wanted:
             self._is_idle.clear()
             try:
-                _thread.start_new_thread(self._run, (first, wanted))  # threading's waits until the thread runs
+                threading.Thread(target=self._run, args=(first, wanted), name="pages ahead").start()  # no daemon
             except RuntimeError:  # there are as many threads as may be: steps fault in memory as they come to it
                 self._end = self._arena.shape[1]
 

@@ -1,8 +1,10 @@
 """Tests for running/memory/pages_ahead.py."""
 
-import _thread
 import ctypes
 import os
+import subprocess
+import sys
+import threading
 
 import pytest
 import torch
@@ -43,7 +45,9 @@ async def test_pages_are_there_before_blocks_are_written():
 
         def has_pages(block: int = block, begin: int = begin) -> bool:
             pages.note(block)
-            return begin >= last or all(resident(arena, k, begin, min(begin + STEP, last)) == 1 for k in range(3))
+            if begin >= last:
+                return pages.is_done
+            return all(resident(arena, k, begin, min(begin + STEP, last)) == 1 for k in range(3))
 
         await until(has_pages)
         if block == 0:  # memory that nobody comes to is not taken, but for the rest of a huge page
@@ -57,6 +61,19 @@ def test_without_a_thread_steps_fault_in_what_they_write(monkeypatch):
         raise RuntimeError("can't start new thread")
 
     _arena, pages = made(8 * STEP)
-    monkeypatch.setattr(_thread, "start_new_thread", refuse)
+    monkeypatch.setattr(threading.Thread, "start", refuse)
     pages.note(0)
     assert pages.is_done
+
+
+def test_a_process_may_end_meanwhile():
+    """It once ended by `terminate called without an active exception`."""
+    program = """
+import test_pages_ahead as tests
+arena, _ = tests.made(8 * tests.STEP)
+populate = tests.native.load().populate_blocks
+tests.PagesAhead(arena, lambda *_: [populate(arena, 0, arena.shape[1]) for _ in range(300)]).note(3)
+"""
+    path = os.pathsep.join([os.path.dirname(__file__), *sys.path])
+    done = subprocess.run([sys.executable, "-c", program], env=os.environ | {"PYTHONPATH": path}, capture_output=True)
+    assert (done.returncode, done.stderr) == (0, b"")
