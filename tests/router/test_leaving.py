@@ -116,6 +116,7 @@ async def test_a_cut_off_router_sends_clients_on(world, oracle, monkeypatch):
     await world.until(lambda: len(cut.sessions) == 0 and len(other.sessions) == 2)
     assert not [task for task in tasks if task.done()]
     store.is_cut_off = False
+    world.hurry()
     await oracle.check_completions(tasks, replace(GREEDY, max_tokens=300))
 
 

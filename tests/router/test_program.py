@@ -1,5 +1,6 @@
 """A router waits for the store, which knows it before clients can call it, and says why it cannot start."""
 
+import asyncio
 import signal
 import socket
 import subprocess
@@ -21,24 +22,40 @@ class HesitantStore(MemoryStore):
         raise StoreUnavailable("not yet")
 
 
-def start(
-    root: Path, log: Path, store: str, listen: str, admin_listen: str = "127.0.0.1:0", *more: str
-) -> subprocess.Popen:
-    command = [sys.executable, "-m", "router", "--listen", listen, "--admin-listen", admin_listen, "--store", store]
-    command += ["--http-listen", "", "--web-listen", "", *more]
-    with log.open("wb") as out:
-        return subprocess.Popen(command, cwd=root, stdout=out, stderr=out)
+@pytest.fixture
+def start(root, tmp_path):
+    """Starts a router, and returns its process and its log. It is killed in the end."""
+    started = []
 
+    def one(store: str, *more: str) -> tuple[subprocess.Popen, Path]:
+        command = [sys.executable, "-m", "router", "--store", store, "--http-listen", "", "--web-listen", "", *more]
+        with (tmp_path / "router.log").open("wb") as out:
+            started.append(subprocess.Popen(command, cwd=root, stdout=out, stderr=out))
+        return started[-1], tmp_path / "router.log"
 
-async def test_a_waiting_router_ends_when_asked(root, tmp_path):
-    log = tmp_path / "router.log"
-    process = start(root, log, f"unix://{tmp_path}/none", "127.0.0.1:0")
-    try:
-        await until(lambda: "waiting for the store" in log.read_text())
-        process.send_signal(signal.SIGTERM)
-        await until(lambda: process.poll() is not None)
-    finally:
+    yield one
+    for process in started:
         process.kill()
+        process.wait()
+
+
+async def said_at_the_end(process: subprocess.Popen, log: Path) -> str:
+    """What a router says that cannot start."""
+    await until(lambda: process.poll() is not None)
+    said = await asyncio.to_thread(log.read_text)
+    assert process.wait() == 1
+    assert "Traceback" not in said
+    return said
+
+
+ANYWHERE = ("--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0")
+
+
+async def test_a_waiting_router_ends_when_asked(start, tmp_path):
+    process, log = start(f"unix://{tmp_path}/none", *ANYWHERE)
+    await until(lambda: "waiting for the store" in log.read_text())
+    process.send_signal(signal.SIGTERM)
+    await until(lambda: process.poll() is not None)
     assert process.wait() == 0, log.read_text()
 
 
@@ -48,28 +65,14 @@ async def test_the_store_knows_a_router_that_has_started(world):
 
 
 @pytest.mark.parametrize("option", ["--listen", "--admin-listen"])
-async def test_a_router_says_where_it_cannot_listen(root, tmp_path, option):
-    log = tmp_path / "router.log"
+async def test_a_router_says_where_it_cannot_listen(start, option):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        process = start(root, log, "memory://", **{"listen": "127.0.0.1:0", option[2:].replace("-", "_"): address})
-        try:
-            await until(lambda: process.poll() is not None)
-        finally:
-            process.kill()
-    assert process.wait() == 1
-    assert f"cannot listen on {address}" in log.read_text()
-    assert "Traceback" not in log.read_text()
+        said = await said_at_the_end(*start("memory://", *ANYWHERE, option, address))
+    assert f"cannot listen on {address}" in said
 
 
-async def test_a_broken_tokenizer_ends_the_router(root, tmp_path):
-    log = tmp_path / "router.log"
+async def test_a_broken_tokenizer_ends_the_router(start, tmp_path):
     (tmp_path / "tokenizer.json").write_text("{")
-    process = start(root, log, "memory://", "127.0.0.1:0", "127.0.0.1:0", "--tokenizer", str(tmp_path))
-    try:
-        await until(lambda: process.poll() is not None)
-    finally:
-        process.kill()
-    assert process.wait() == 1
-    assert f"--tokenizer {tmp_path} cannot be loaded: " in log.read_text()
-    assert "Traceback" not in log.read_text()
+    said = await said_at_the_end(*start("memory://", *ANYWHERE, "--tokenizer", str(tmp_path)))
+    assert f"--tokenizer {tmp_path} cannot be loaded: " in said

@@ -114,6 +114,7 @@ NAMES: dict[str, tuple[list[x509.GeneralName], set[PeerRole]]] = {
     "a directory's name": ([x509.DirectoryName(Text)], set()),
     "a URI that is cut short": ([Uri(f"{OPERATOR}\0.example")], set()),
     "a URI in other letters": ([Uri(OPERATOR.upper())], set()),
+    **{f"the role {role}": ([Uri(role.uri)], {role}) for role in PeerRole},
     "two URIs": ([Uri(PeerRole.ROUTER.uri), Uri(PeerRole.CLIENT.uri)], {PeerRole.ROUTER, PeerRole.CLIENT}),
     "a URI and a DNS name": ([Uri(PeerRole.CLIENT.uri), x509.DNSName(OPERATOR)], {PeerRole.CLIENT}),
 }
@@ -141,6 +142,7 @@ async def test_whole_uris_alone_give_roles(secured: Any, shared: Certificates) -
         for (endpoint, path), allowed in pages.items():
             status, _, _ = await secured.http(endpoint, path, context=files.client_context())
             assert status == (200 if roles & allowed else 403), (what, path)
+        assert (await secured.http(router.http_endpoint, "/health", context=files.client_context()))[0] in (200, 503)
 
 
 async def test_requests_migrations_and_operators_work_over_tls(secured: Any, shared: Certificates) -> None:
@@ -196,8 +198,7 @@ async def test_files_are_replaced_while_streams_go_on(world: Any, tmp_path: Path
     async with open_channel(world.admin_endpoint(), credentials=new.caller("operator")) as channel:
         moved = await admin_pb2_grpc.AdminStub(channel).Migrate(admin_pb2.MigrateRequest(request_id="going"))
     assert moved.num_sent_blocks > 0  # between workers, over a connection made now
-    for runner in world.runners:
-        runner.step_s = 0.0  # it need not go on for long
+    world.hurry()
     await world.worker(WitnessRunner(), warm_up_ms=0, **certificates.settings("worker"))
     await world.ready()  # the router meets a worker that has only the new ones
     answer = await going

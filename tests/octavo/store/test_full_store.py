@@ -106,43 +106,18 @@ async def stays_full(store: Any) -> bool:
     return True
 
 
+async def sweep_as(server: EmbeddedStore, retain_ms: int) -> None:
+    store: Any = open_store(server.url, retain_ms=retain_ms)
+    await store.open()
+    await store.sweep(10, 1000, 0)
+    await store.close()
+
+
 async def test_short_memory_removes_the_oldest_ended_records(server: EmbeddedStore, store: Any, new: Any) -> None:
+    """And last what is to be kept: every other one."""
     ended: list[SequenceId] = []
     while not await stays_full(store):
-        seq_id = SequenceId(f"e{len(ended):031x}")
-        await store.accept(new(f"e{len(ended)}", seq_id=seq_id, max_tokens=100_000), UNBOUNDED)
-        await take(store, seq_id)
-        for first in range(0, 10_000, 500):
-            await append(store, seq_id, first)
-        await append(store, seq_id, 10_000, FinishReason.LENGTH)
-        ended.append(seq_id)
-    alive = new("alive")
-    assert len(ended) > 50
-    await store.heartbeat(Member("worker", W1, b""), 60_000)  # the sweep would remove the tail of a dead worker
-    recent: Any = open_store(server.url, retain_ms=RECENT_MS)
-    await recent.open()
-    await recent.sweep(10, 1000, 0)
-    await recent.close()
-    assert not await store.accepting()  # all of them ended just now: their clients may come back
-    later: Any = open_store(server.url, retain_ms=SETTLED_MS)
-    await later.open()
-    await later.sweep(10, 1000, 0)
-    assert await store.accepting()
-    left = [await store.read(seq_id) is not None for seq_id in ended]
-    assert left == sorted(left), "a younger record went before an older one"
-    assert 0 < sum(left) < len(ended)
-    await store.accept(alive, UNBOUNDED)
-    await later.sweep(10, 1000, 0)
-    assert [await store.read(seq_id) is not None for seq_id in ended] == left, "there was no need"
-    assert await store.read(alive.seq_id) is not None
-    await later.close()
-
-
-async def test_short_memory_removes_last_what_is_to_be_kept(server: EmbeddedStore, store: Any, new: Any) -> None:
-    ended: list[SequenceId] = []
-    while not await stays_full(store):
-        number = len(ended)
-        seq_id = SequenceId(f"e{number:031x}")
+        number, seq_id = len(ended), SequenceId(f"e{len(ended):031x}")
         retain_ms = 0 if number % 2 else RETAIN_MS
         await store.accept(new(f"e{number}", seq_id=seq_id, max_tokens=100_000, retain_ms=retain_ms), UNBOUNDED)
         await take(store, seq_id)
@@ -150,14 +125,26 @@ async def test_short_memory_removes_last_what_is_to_be_kept(server: EmbeddedStor
             await append(store, seq_id, first)
         await append(store, seq_id, 10_000, FinishReason.LENGTH)
         ended.append(seq_id)
-    later: Any = open_store(server.url, retain_ms=SETTLED_MS)
-    await later.open()
-    await later.sweep(10, 1000, 0)
+
+    async def left() -> list[bool]:
+        return [await store.read(seq_id) is not None for seq_id in ended]
+
+    alive = new("alive")
+    assert len(ended) > 50
+    await store.heartbeat(Member("worker", W1, b""), 60_000)  # the sweep would remove the tail of a dead worker
+    await sweep_as(server, RECENT_MS)
+    assert not await store.accepting()  # all of them ended just now: their clients may come back
+    await sweep_as(server, SETTLED_MS)
     assert await store.accepting()
-    left = [await store.read(seq_id) is not None for seq_id in ended]
-    assert all(left[::2]), "one that is to be kept went while there were others"
-    assert 0 < sum(left[1::2]) < len(ended[1::2])
-    await later.close()
+    found = await left()
+    kept, usual = found[::2], found[1::2]
+    assert all(kept), "one that is to be kept went while there were others"
+    assert usual == sorted(usual), "a younger record went before an older one"
+    assert 0 < sum(usual) < len(usual)
+    await store.accept(alive, UNBOUNDED)
+    await sweep_as(server, SETTLED_MS)
+    assert await left() == found, "there was no need"
+    assert await store.read(alive.seq_id) is not None
 
 
 async def test_what_brings_new_requests_alone_is_refused(store: Any) -> None:

@@ -10,7 +10,7 @@ from octavo.request.errors import InvalidArgument
 from octavo.request.limits import MAX_CHOICES, MAX_NESTING
 from octavo.request.sampling import Constraint, Shape
 from octavo.request.sampling_validation import check_constraint
-from octavo.text.grammar import check_grammar, engine
+from octavo.text.grammar import check_grammar
 
 
 def schema(value: object) -> Constraint:
@@ -99,7 +99,3 @@ def test_hostile_constraints_are_refused_or_taken_soon(constraint: Constraint):
     with suppress(InvalidArgument):
         check_grammar(constraint)
     assert time.process_time() - began < 20  # hours, without limits
-
-
-def test_the_engine_has_a_version():
-    assert engine().startswith("llguidance@")

@@ -68,18 +68,6 @@ async def test_a_request_of_another_tenant_is_not_found(keyed: Any) -> None:
     assert (status, found["state"]) == (200, "done")
 
 
-async def test_over_tls_a_client_needs_the_role(world: Any, tmp_path: Path) -> None:
-    certificates = Certificates(tmp_path / "tls")
-    await world.start(router=certificates.settings("router"), **certificates.settings("worker"))
-    found = {}
-    for role in ("client", "operator", "router", "worker"):
-        found[role] = (await ask(world, "/v1/models", context=certificates.files(role).client_context()))[0]
-    stranger = TlsFiles(ca=certificates.settings("client")["tls_ca"]).client_context()
-    found["nobody"] = (await ask(world, "/v1/models", context=stranger))[0]
-    assert found == {"client": 200, "operator": 200, "router": 403, "worker": 403, "nobody": 403}
-    assert (await ask(world, "/health", context=stranger))[0] in (200, 503)
-
-
 async def test_clients_without_certificates_come_in_by_their_keys(world: Any, tmp_path: Path) -> None:
     certificates, key = Certificates(tmp_path / "tls"), new_key()
     (tmp_path / "keys").write_text(line_of("acme", key))

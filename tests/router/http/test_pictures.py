@@ -13,7 +13,6 @@ from octavo.net.security.authorizer import ONE_TENANT
 from octavo.pictures.picture import parse_pictures
 from octavo.request.errors import Unreachable
 from octavo.v1 import admin_pb2
-from router.http.responses.response_notes import ResponseNotes
 from router.streaming.prompts import picture_prompts
 from router.streaming.prompts.picture_tally import REASONS, SOURCES
 
@@ -195,12 +194,6 @@ async def test_a_conversation_whose_pictures_are_too_large_to_keep_is_not_contin
     assert whole == first.object
 
 
-def test_notes_that_have_room_keep_pictures():
-    items = [{"type": "message", "role": "user", "content": responses_body("a", ONE)["input"][0]["content"]}]
-    notes = ResponseNotes(created_at=1, model="m", shown={}, input=items)
-    assert ResponseNotes.from_bytes(notes.to_bytes()).input[0]["content"][1]["image_url"] == data_url(ONE)
-
-
 @pytest.mark.parametrize("path", [RESPONSES, MESSAGES])
 async def test_refusals_name_the_fields_of_the_body(world, call, templates, path):
     await start(world, picture_count=2)
@@ -276,8 +269,7 @@ async def test_streams_survive_what_happens_to_workers(world, call, templates):
     num_tokens = len(world.entry(moving).journals[0])
     await world.until(lambda: len(world.entry(moving).journals[0]) > num_tokens + 20)
     await world.kill(owner())
-    for runner in world.runners:
-        runner.step_s = 0.001
+    world.hurry()
     await world.until(lambda: world.entry(moving).record.state.ended, timeout_s=60)
     told = (await call("GET", f"{RESPONSES}/{moving}")).object
     assert text_of(RESPONSES, told) == text_of(RESPONSES, expected)

@@ -11,9 +11,16 @@ from octavo.request.named_prefix import MAX_PREFIXES
 from octavo.request.sampling import SamplingParams
 from octavo.v1 import admin_pb2
 from octavo.wire import statuses
+from router.prefixes import prefix_keeper, prefix_maker
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=6)
 TEXT = "The law of the sea, in as many words as fill some blocks. " * 3
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    for module in (prefix_keeper, prefix_maker):
+        monkeypatch.setattr(module, "ROUND_S", 0.05)
 
 
 async def prefixes_of(admin) -> dict[str, admin_pb2.NamedPrefix]:

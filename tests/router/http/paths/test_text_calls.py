@@ -2,8 +2,6 @@
 
 from importlib.metadata import version
 
-import pytest
-
 from octavo.text.tokenizers.byte_tokenizer import ByteTokenizer
 
 HI = [{"role": "user", "content": "Hi"}]
@@ -46,9 +44,9 @@ async def test_a_client_learns_how_chats_are_rendered(world, call, monkeypatch):
     assert (await call("GET", "/tokenizer_info?model=none")).status == 404
 
 
-@pytest.mark.parametrize(
-    ("path", "body", "param"),
-    [
+async def test_what_is_wrong_is_named(world, call):
+    await world.start()
+    for path, body, param in (
         ("/tokenize", {}, "prompt"),
         ("/tokenize", {"prompt": "x", "messages": HI}, "prompt"),
         ("/tokenize", {"prompt": [1, 2]}, "prompt"),
@@ -59,9 +57,6 @@ async def test_a_client_learns_how_chats_are_rendered(world, call, monkeypatch):
         ("/detokenize", {"tokens": [2**31]}, "tokens"),
         ("/detokenize", {"tokens": "x"}, "tokens"),
         ("/detokenize", {"tokens": [1], "newer": 1}, "newer"),
-    ],
-)
-async def test_what_is_wrong_is_named(world, call, path, body, param):
-    await world.start()
-    answer = await call("POST", path, body)
-    assert (answer.status, answer.error["param"]) == (404 if param == "model" else 400, param)
+    ):
+        answer = await call("POST", path, body)
+        assert (answer.status, answer.error["param"]) == (404 if param == "model" else 400, param)

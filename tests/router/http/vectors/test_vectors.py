@@ -68,52 +68,47 @@ async def test_rerank_and_score_have_the_shapes_of_others(world: Any) -> None:
     assert array("f", base64.b64decode(raw["data"][0]["embedding"])).tolist() == state_vector(fold(list(b"Hi")))
 
 
-@pytest.mark.parametrize(
-    ("path", "body", "param"),
-    [
-        ("/v1/embeddings", {}, "input"),
-        ("/v1/embeddings", {"input": []}, "input"),
-        ("/v1/embeddings", {"input": ["a", 5]}, "input[1]"),
-        ("/v1/embeddings", {"input": [[1], [1000]]}, "input[1]"),
-        ("/v1/embeddings", {"input": [[[1]]]}, "input[0]"),
-        ("/v1/embeddings", {"input": ["x"] * 2049}, "input"),
-        ("/v1/embeddings", {"input": "x", "dimensions": 17}, "dimensions"),
-        ("/v1/embeddings", {"input": "x", "dimensions": 0}, "dimensions"),
-        ("/v1/embeddings", {"input": "x", "encoding_format": "int8"}, "encoding_format"),
-        ("/v1/embeddings", {"input": "x", "truncate_prompt_tokens": 5}, "truncate_prompt_tokens"),
-        ("/v1/embeddings", {"input": "\ud800"}, "input"),
-        ("/rerank", {"documents": ["a"]}, "query"),
-        ("/rerank", {"query": "q", "documents": []}, "documents"),
-        ("/rerank", {"query": "q", "documents": [{"image": "x"}]}, "documents[0]"),
-        ("/rerank", {"query": "q", "documents": ["a"], "top_n": 0}, "top_n"),
-        ("/score", {"text_1": ["a", "b"], "text_2": ["c"]}, "text_1"),
-        ("/score", {"text_1": "a", "text_2": ["b", ""]}, "text_2[1]"),
-        ("/score", {"text_1": "a", "text_2": "b", "method": "qwen3"}, "method"),
-    ],
-)
-async def test_what_is_wrong_is_named(world: Any, path: str, body: Any, param: str) -> None:
+WRONG = [
+    ("/v1/embeddings", {}, "input"),
+    ("/v1/embeddings", {"input": []}, "input"),
+    ("/v1/embeddings", {"input": ["a", 5]}, "input[1]"),
+    ("/v1/embeddings", {"input": [[1], [1000]]}, "input[1]"),
+    ("/v1/embeddings", {"input": [[[1]]]}, "input[0]"),
+    ("/v1/embeddings", {"input": ["x"] * 2049}, "input"),
+    ("/v1/embeddings", {"input": "x", "dimensions": 17}, "dimensions"),
+    ("/v1/embeddings", {"input": "x", "dimensions": 0}, "dimensions"),
+    ("/v1/embeddings", {"input": "x", "encoding_format": "int8"}, "encoding_format"),
+    ("/v1/embeddings", {"input": "x", "truncate_prompt_tokens": 5}, "truncate_prompt_tokens"),
+    ("/v1/embeddings", {"input": "\ud800"}, "input"),
+    ("/rerank", {"documents": ["a"]}, "query"),
+    ("/rerank", {"query": "q", "documents": []}, "documents"),
+    ("/rerank", {"query": "q", "documents": [{"image": "x"}]}, "documents[0]"),
+    ("/rerank", {"query": "q", "documents": ["a"], "top_n": 0}, "top_n"),
+    ("/score", {"text_1": ["a", "b"], "text_2": ["c"]}, "text_1"),
+    ("/score", {"text_1": "a", "text_2": ["b", ""]}, "text_2[1]"),
+    ("/score", {"text_1": "a", "text_2": "b", "method": "qwen3"}, "method"),
+]
+
+
+async def test_what_is_wrong_is_named(world: Any) -> None:
     await world.start()
-    status, found = await post(world, path, body)
-    assert (status, found["error"]["param"]) == (400, param), found
+    for path, body, param in WRONG:
+        status, found = await post(world, path, body)
+        assert (status, found["error"]["param"]) == (400, param), found
 
 
-@pytest.mark.parametrize(
-    ("path", "body"),
-    [
+async def test_unknown_fields_are_named_where_a_router_only_warns(world: Any, templates: Any) -> None:
+    await world.start(router={"http_unknown_fields": "warn"})
+    for path, body in (
         ("/v1/embeddings", {"input": "x"}),
         ("/rerank", {"query": "q", "documents": ["a"]}),
         ("/score", {"text_1": "a", "text_2": "b"}),
         ("/v1/messages", {"max_tokens": 2, "messages": [{"role": "user", "content": "Hi"}]}),
         ("/v1/responses", {"max_output_tokens": 2, "input": "Hi"}),
-    ],
-)
-async def test_unknown_fields_are_named_where_a_router_only_warns(
-    world: Any, templates: Any, path: str, body: Any
-) -> None:
-    await world.start(router={"http_unknown_fields": "warn"})
-    endpoint = world.routers[0].http_endpoint
-    status, headers, _ = await world.http(endpoint, path, body | {"nobody_knows": 1}, method="POST")
-    assert (status, headers.get("x-octavo-ignored-fields")) == (200, "nobody_knows")
+    ):
+        endpoint = world.routers[0].http_endpoint
+        status, headers, _ = await world.http(endpoint, path, body | {"nobody_knows": 1}, method="POST")
+        assert (status, headers.get("x-octavo-ignored-fields")) == (200, "nobody_knows"), path
 
 
 async def test_a_call_ends_with_its_time_or_its_client(world: Any) -> None:
