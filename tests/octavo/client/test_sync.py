@@ -1,32 +1,17 @@
-import asyncio
-import threading
-
 import pytest
+from scripted_router import served
 
 from octavo.client import Client, FinishReason, RetryPolicy
+from octavo.v1 import inference_pb2_grpc
 
 QUICK = RetryPolicy(progress_timeout_s=5.0, backoff_base_s=0.001, backoff_cap_s=0.01)
 
 
 @pytest.fixture
-def endpoint(router, serve):
+def endpoint(router):
     """A router on an event loop in another thread, as for any program without asyncio."""
-    address, stop, started = [], [], threading.Event()
-
-    async def main():
-        loop, ended = asyncio.get_running_loop(), asyncio.Event()
-        stop.append(lambda: loop.call_soon_threadsafe(ended.set))
-        async with serve(router) as endpoint:
-            address.append(endpoint)
-            started.set()
-            await ended.wait()
-
-    thread = threading.Thread(target=asyncio.run, args=(main(),))
-    thread.start()
-    started.wait(10)
-    yield address[0]
-    stop[0]()
-    thread.join(10)
+    with served((inference_pb2_grpc.add_InferenceServicer_to_server, router)) as endpoint:
+        yield endpoint
 
 
 def test_a_stream_is_an_iterator_that_survives_breaks(router, endpoint, script):

@@ -4,10 +4,10 @@ import re
 import signal
 import sys
 import time
-from pathlib import Path
 
 import pytest
-from effort import patience
+from guard.processes import exists
+from waiting import until
 
 from octavo.local.supervisor import StartError, SupervisedProcess, Supervisor
 from octavo.process.child_process import ChildProcess, tail
@@ -45,21 +45,6 @@ STUBBORN = (
 )
 
 
-async def until(condition, what, timeout_s=10.0):
-    end = time.monotonic() + patience(timeout_s)
-    while not condition():
-        assert time.monotonic() < end, f"waited in vain for {what}"
-        await asyncio.sleep(0.01)
-
-
-def alive(pid):
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return state not in "ZX"
-
-
 async def at_once():
     return True
 
@@ -86,12 +71,12 @@ async def test_a_killed_child_is_started_again(supervised, tmp_path):
     pids = [child.pid]
     for _ in range(2):
         os.kill(child.pid, signal.SIGKILL)
-        await until(lambda: child.pid not in (None, pids[-1]), "a new process")
+        await until(lambda: child.pid not in (None, pids[-1]))
         pids.append(child.pid)
-    await until(lambda: any("ready again after" in text for text in supervised.said), "the word that it is ready")
+    await until(lambda: any("ready again after" in text for text in supervised.said))
     before = len(supervised.changes)
     await supervised.stop(5)
-    assert not any(map(alive, pids))
+    assert not any(map(exists, pids))
     assert child.pid is None
     assert len(supervised.changes) > before >= 5
     assert any("signal 9" in text for text in supervised.said)
@@ -106,7 +91,7 @@ async def test_a_child_that_ignores_sigterm_is_killed(supervised, tmp_path):
     await supervised.start([SupervisedProcess(child, ready)], 10)
     pid = child.pid
     await supervised.stop(0.1)
-    assert not alive(pid)
+    assert not exists(pid)
 
 
 async def test_a_child_that_ends_early_shows_its_log(supervised, tmp_path):
@@ -178,7 +163,7 @@ async def test_memory_is_blamed_if_the_kernel_has_killed_for_it(tmp_path, monkey
     supervisor = Supervisor(said.append, lambda: None)
     process = Scripted(tmp_path, -signal.SIGKILL, -signal.SIGKILL, -signal.SIGTERM)
     await supervisor.start([SupervisedProcess(process, at_once)], 10)
-    await until(lambda: process.num_starts == 4, "the third restart")
+    await until(lambda: process.num_starts == 4)
     await supervisor.stop(0)
     assert ["memory" in text for text in said if "ended" in text] == [True, False, False]
 
@@ -186,7 +171,7 @@ async def test_memory_is_blamed_if_the_kernel_has_killed_for_it(tmp_path, monkey
 async def test_the_last_reason_is_told_and_counted(supervised, tmp_path):
     process = Scripted(tmp_path, -signal.SIGKILL, StoreUnavailable("no such server"), 3)
     await supervised.start([SupervisedProcess(process, at_once)], 10)
-    await until(lambda: process.num_starts == 4, "the third restart")
+    await until(lambda: process.num_starts == 4)
     history = supervised.exits_of("store")
     assert (history.count, history.last_reason) == (3, "code 3")
     assert time.time() - history.last_at < 60

@@ -2,21 +2,13 @@
 
 import signal
 import sys
-from pathlib import Path
 
 import pytest
+from guard.processes import exists
 
 from octavo.process.child_process import ChildProcess, trim_log
 
 SLEEP = [sys.executable, "-I", "-S", "-c", "import time; time.sleep(3600)"]
-
-
-def alive(pid):
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return state not in "ZX"
 
 
 async def test_children_are_killed_stopped_and_started_again(tmp_path):
@@ -28,10 +20,10 @@ async def test_children_are_killed_stopped_and_started_again(tmp_path):
     for end, code in ((child.kill(), -signal.SIGKILL), (child.stop(10.0), -signal.SIGTERM)):
         await child.start()
         pid = child.pid
-        assert alive(pid)
+        assert exists(pid)
         await end
         assert (child.pid, await child.wait()) == (None, code)
-        assert not alive(pid)
+        assert not exists(pid)
     await child.kill()
 
 

@@ -17,35 +17,23 @@ async def client(world, templates):
         yield client
 
 
-async def test_completions(client):
-    whole = await client.completions.create(model="fake", prompt=PROMPT, temperature=0, max_tokens=20, logprobs=1)
-    assert whole.usage.completion_tokens == 20
-    assert len(whole.choices[0].logprobs.tokens) == 20
-    stream = await client.completions.create(
-        model="fake", prompt=PROMPT, temperature=0, max_tokens=20, stream=True, stream_options={"include_usage": True}
-    )
-    chunks = [chunk async for chunk in stream]
+async def test_completions_and_chats_are_streamed_as_they_are_whole(client):
+    options = {"model": "fake", "temperature": 0, "max_tokens": 20}
+    whole = await client.completions.create(prompt=PROMPT, logprobs=1, **options)
+    assert whole.usage.completion_tokens == len(whole.choices[0].logprobs.tokens) == 20
+    usage = {"stream": True, "stream_options": {"include_usage": True}}
+    chunks = [chunk async for chunk in await client.completions.create(prompt=PROMPT, **options, **usage)]
     assert "".join(choice.text for chunk in chunks for choice in chunk.choices) == whole.choices[0].text
-    assert chunks[-1].usage == whole.usage or chunks[-1].usage.total_tokens == whole.usage.total_tokens
-
-
-async def test_chats(client):
-    options = {"model": "fake", "messages": HI, "temperature": 0, "max_completion_tokens": 10}
-    raw = await client.chat.completions.with_raw_response.create(**options, logprobs=True, top_logprobs=2)
-    whole = raw.parse()
-    assert raw.headers["x-request-id"] == whole.id
-    assert whole.choices[0].finish_reason == "length"
-    assert len(whole.choices[0].logprobs.content[0].top_logprobs) == 2
-    chunks = [chunk async for chunk in await client.chat.completions.create(**options, stream=True)]
-    text = "".join(choice.delta.content or "" for chunk in chunks for choice in chunk.choices)
-    assert text == whole.choices[0].message.content
-
-
-async def test_the_package_assembles_a_streamed_chat(client):
-    async with client.chat.completions.stream(model="fake", messages=HI, max_tokens=5) as stream:
-        with pytest.raises(openai.LengthFinishReasonError) as caught:  # it has the five tokens
+    assert chunks[-1].usage.total_tokens == whole.usage.total_tokens
+    asked = {**options, "messages": HI}
+    raw = await client.chat.completions.with_raw_response.create(**asked, logprobs=True, top_logprobs=2)
+    (choice,) = (whole := raw.parse()).choices
+    assert (raw.headers["x-request-id"], choice.finish_reason) == (whole.id, "length")
+    assert len(choice.logprobs.content[0].top_logprobs) == 2
+    async with client.chat.completions.stream(**asked) as stream:
+        with pytest.raises(openai.LengthFinishReasonError) as caught:  # it has all the tokens
             await stream.get_final_completion()
-    assert caught.value.completion.choices[0].message.role == "assistant"
+    assert caught.value.completion.choices[0].message.content == choice.message.content
 
 
 async def test_errors_are_those_of_the_package(client):
