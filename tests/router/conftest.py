@@ -289,6 +289,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shortens waits that matter in production and only cost time here."""
     monkeypatch.setattr(worker_pool, "DISCOVER_S", 0.02)
     monkeypatch.setattr(worker_link, "RECONNECT_S", 0.02)
+    monkeypatch.setattr(worker_link, "UNUSABLE_S", 0.1)
     monkeypatch.setattr(worker_streams, "WATCH_MS", 50)
     monkeypatch.setattr(worker_streams, "RESYNC_S", 0.02)
     monkeypatch.setattr(dispatcher, "CLAIM_MS", 200)

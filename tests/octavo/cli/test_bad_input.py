@@ -163,10 +163,6 @@ def test_an_unreadable_gguf_file_starts_no_worker(tmp_path, capsys):
 # ---- streams that are closed, or take no text ------------------------------------------------------------------------
 
 
-def run(command, **how):
-    return subprocess.run([*OCTAVO, *command], capture_output=how.pop("capture", True), timeout=60, check=False, **how)
-
-
 def test_a_reader_that_ends_early_is_no_error():
     reading, writing = os.pipe()
     os.close(reading)
@@ -189,16 +185,16 @@ def test_closed_streams_are_no_error(tmp_path, closed, command):
     assert "Traceback" not in done.stderr
 
 
-def test_every_program_tells_of_a_port_in_use(tmp_path):
+def test_a_worker_tells_of_a_port_in_use(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        for command in (["router", "--admin-listen=", "--http-listen="], ["worker", "--runner=fake"]):
-            done = run([*command, f"--listen={address}", "--store=memory://"], text=True, cwd=tmp_path)
-            assert done.returncode == 1
-            assert "Traceback" not in done.stderr
-            last = done.stderr.splitlines()[-1]
-            assert f"cannot listen on {address}" in last
-            assert "choose with --listen" in last
+        command = [*OCTAVO, "worker", "--runner=fake", f"--listen={address}", "--store=memory://"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path)
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    last = done.stderr.splitlines()[-1]
+    assert f"cannot listen on {address}" in last
+    assert "choose with --listen" in last
 
 
 def test_a_directory_of_somebody_else_is_named(tmp_path, monkeypatch):
