@@ -154,13 +154,13 @@ async def test_prefixes_are_shared_within_a_tenant_alone(guarded: Any, keys: Key
     assert cached["acme", "again"] == cached["bolt", "again"] > 0
 
 
-@pytest.mark.parametrize(("tenant", "said"), [("acmee", "did you mean acme"), ("", "say whose it is for")])
-async def test_a_prefix_is_for_a_tenant_that_has_a_key(guarded: Any, tenant: str, said: str) -> None:
-    request = admin_pb2.AddPrefixRequest(name="sea", text="x" * 100, tenant=tenant)
-    with pytest.raises(grpc.aio.AioRpcError) as refused:
-        await guarded.admin().AddPrefix(request)
-    error = error_from(refused.value)
-    assert isinstance(error, InvalidArgument) and error.field == "tenant" and said in error.message
+async def test_a_prefix_is_for_a_tenant_that_has_a_key(guarded: Any) -> None:
+    for tenant, said in (("acmee", "did you mean acme"), ("", "say whose it is for")):
+        request = admin_pb2.AddPrefixRequest(name="sea", text="x" * 100, tenant=tenant)
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await guarded.admin().AddPrefix(request)
+        error = error_from(refused.value)
+        assert isinstance(error, InvalidArgument) and error.field == "tenant" and said in error.message
 
 
 async def test_changed_keys_count_at_once(guarded: Any, keys: Keys) -> None:
