@@ -148,6 +148,7 @@ async def test_an_outage_only_delays_releases(world, oracle, monkeypatch, undone
     store.requeue = requeue
     await world.until(lambda: worker.drain.num_released == 2)
     await world.worker(FakeRunner(step_s=0.0))
+    world.hurry()
     await oracle.check_completions(tasks, params)
     assert all(entry.record.crashes == 0 for entry in world.entries)
 
@@ -250,6 +251,7 @@ async def test_late_streams_end_with_a_resume_token(world, oracle):
     await asyncio.sleep(0)  # it has ended its streams
     gate.set()
     await stopping
+    world.hurry()
     for call, request_id, num_tokens in ((stream, "begun", 400), (silent, "silent", 60)):
         events = [first] if request_id == "begun" else []
         with pytest.raises(grpc.aio.AioRpcError) as raised:

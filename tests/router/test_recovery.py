@@ -68,6 +68,7 @@ async def test_beams_survive_a_lost_worker(world):
     await world.until(lambda: len(world.entries) == 4 and all(owner() for owner in running))
     await asyncio.sleep(0.1)
     await world.kill(world.workers[0])
+    world.hurry()
     for i, completion in enumerate(await asyncio.gather(*tasks)):
         expected = best_outputs(info, [*PROMPT, i], params)
         got = [(tuple(output.token_ids), output.text, output.finish_reason) for output in completion.outputs]
