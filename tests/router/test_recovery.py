@@ -144,7 +144,7 @@ async def test_a_sequence_its_owner_lacks_is_assigned_again(world, oracle, monke
 
 
 async def test_a_request_goes_on_with_another_layout(world, oracle):
-    await world.start(step_s=0.01)
+    await world.start(step_s=0.01, lease_ms=2000)  # for as long the model has the layout of the lost worker
     params = replace(GREEDY, max_tokens=200)
     tasks = await world.streams(world.client(), 1, params)
     await world.kill(world.workers[0])

@@ -119,7 +119,7 @@ async def test_bad_prefixes_are_refused_by_name(world):
 
 
 async def test_a_prefix_is_one_of_the_model_that_has_the_name_of_its_own_now(world):
-    old = await world.worker(FakeRunner(step_s=0.001, model="words"))
+    old = await world.worker(FakeRunner(step_s=0.001, model="words"), lease_ms=2000)
     await world.router()
     await world.ready()
     admin = world.admin()
