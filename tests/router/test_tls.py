@@ -20,7 +20,7 @@ from octavo.request.errors import PermissionDenied, Unreachable
 from octavo.v1 import admin_pb2, admin_pb2_grpc
 from octavo.wire import tls
 from octavo.wire.channel import open_channel
-from octavo.wire.tls import WORKER_NAME, ClientCredentials
+from octavo.wire.tls import WORKER_NAME, ClientCredentials, TlsFiles
 
 
 @pytest.fixture(scope="module")
@@ -143,6 +143,9 @@ async def test_whole_uris_alone_give_roles(secured: Any, shared: Certificates) -
             status, _, _ = await secured.http(endpoint, path, context=files.client_context())
             assert status == (200 if roles & allowed else 403), (what, path)
         assert (await secured.http(router.http_endpoint, "/health", context=files.client_context()))[0] in (200, 503)
+    nobody = TlsFiles(ca=shared.settings("client")["tls_ca"]).client_context()
+    for (endpoint, path), status in (*dict.fromkeys(pages, 403).items(), ((router.http_endpoint, "/health"), 200)):
+        assert (await secured.http(endpoint, path, context=nobody))[0] == status, path
 
 
 async def test_requests_migrations_and_operators_work_over_tls(secured: Any, shared: Certificates) -> None:
