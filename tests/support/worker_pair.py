@@ -261,7 +261,8 @@ class WorkerPair:
     async def check_end(
         self, follower: Follower, params: SamplingParams, *, prompt: tuple[int, ...] = PROMPT
     ) -> Record:
-        """Waits for the end; what was followed is what an undisturbed run gives."""
+        """Waits for the end, at a quick pace; what was followed is what an undisturbed run gives."""
+        set_pace(self.a, self.b, *self.others, slow=False)
         async with asyncio.timeout(PATIENCE_S):
             await follower.done.wait()
         info = self.a.runner.info

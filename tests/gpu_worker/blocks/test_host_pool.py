@@ -179,16 +179,6 @@ def test_older_copies_give_way_to_new_ones_but_not_to_blocks_on_the_device() -> 
     assert memory.demoted == [new[0], more[1]]
 
 
-@pytest.mark.parametrize("options", [{"enabled": False}, {"num_host_blocks": 0}])
-def test_a_tier_that_is_off_holds_nothing(options: dict) -> None:
-    memory = Memory(**options)
-    hashes = memory.keep(1, 1)
-    assert not memory.tier.enabled
-    assert memory.tier.match(hashes) == []
-    memory.evict(8)
-    assert memory.cache.take_events()[-1] == ("removed", hashes[0])
-
-
 def test_recounting_notices_what_is_wrong() -> None:
     memory = Memory()
     hashes = memory.keep(1, 1, 1, 2)

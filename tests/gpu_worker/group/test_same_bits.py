@@ -37,7 +37,7 @@ def outputs(runner: Runner, folder: Path) -> list[Any]:
 @pytest.mark.parametrize(
     ("kind", "ranks", "stages", "options"),
     [
-        ("llama", 2, 1, {"dtype": "float32"}),
+        pytest.param("llama", 2, 1, {"dtype": "float32"}, marks=pytest.mark.long),
         ("llama", 3, 1, {"dtype": "bfloat16", "quantization": "none", "threads": 2}),
         ("llama", 5, 1, {"quantization": "q4-a8", "kv_cache_dtype": "int8"}),  # more ranks than KV heads
         ("llama", 1, 3, {"dtype": "float32", "threads": 2}),

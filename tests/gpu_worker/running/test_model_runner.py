@@ -200,15 +200,6 @@ def resume(runner: ModelRunner, sequences: list[Sequence]) -> list[list[int]]:
     return list(tokens.values())
 
 
-def test_branches_share_and_part(make):
-    """n = 3 from one prompt, sampled: the draws are those of three sequences' branches on their own."""
-    runner = make()
-    together, _ = drive(runner, [request(7, PROMPTS[0], temperature=1.0, n=3)])
-    apart, _ = drive(make(), [request(7, PROMPTS[0], temperature=1.0, n=3)], prefix_caching=False, max_batch_tokens=16)
-    assert together == apart
-    assert len({tuple(output) for output in together}) == 3
-
-
 def test_prompt_logprobs_in_chunks_are_those_of_transformers(make, model):
     prompt = PROMPTS[3]
     sequence = request(1, prompt, prompt_logprobs=2, max_tokens=1)

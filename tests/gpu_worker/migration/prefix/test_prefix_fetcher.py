@@ -229,19 +229,6 @@ async def test_others_that_fail_do_not_keep_a_worker_from_starting(action: str) 
         await lets_go(pair)
 
 
-async def test_the_hottest_blocks_come_first_and_each_before_those_behind_it() -> None:
-    async with worker_pair() as pair:
-        await compute(pair, pair.a, tuple(range(300, 340)))
-        await compute(pair, pair.a, PROMPT)
-        client = pair.a.worker.supplier._blocks
-        hashes = await client.hottest_blocks(100)
-        info = pair.a.runner.info
-        own = hashing.block_hashes(hashing.root_key(info.fingerprint, info.layout), PREFIX, SIZE)
-        assert [each for each in hashes if each in own] == own
-        assert hashes.index(own[0]) < SIZE, "the prompt that ran last stands before the older one"
-        assert await client.hottest_blocks(3) == hashes[:3]
-
-
 async def test_a_worker_that_is_asked_to_end_while_it_warms_up_ends() -> None:
     async with worker_pair() as pair:
         await compute(pair, pair.a, PROMPT)

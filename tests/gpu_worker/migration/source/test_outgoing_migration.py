@@ -251,19 +251,6 @@ async def test_a_sequence_does_not_stand_still_for_longer_than_a_second(name):
         await check_one_owner(pair, follower, params, moved=False)
 
 
-async def test_a_finish_that_is_not_answered_is_decided_by_the_store():
-    """The target hangs before it has asked the store: the source asks it first."""
-    async with worker_pair() as pair:
-        params = greedy(300)
-        follower = await pair.run(params)
-        armed = failpoints.arm("target.commit", "hang")
-        last = (await pair.a.migrate(follower.seq_id))[-1]
-        assert armed.reached.is_set()
-        assert (last.outcome, last.failure.reason) == (STAYED, "UNREACHABLE")
-        failpoints.disarm_all()
-        await check_one_owner(pair, follower, params, moved=False)
-
-
 ENDING = [
     "source.checked",
     "source.begun",

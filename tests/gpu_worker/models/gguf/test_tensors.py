@@ -20,7 +20,7 @@ from gpu_worker.ops import native
 from octavo.cli.doctor.model_size import AS_STORED
 from octavo.model_files.gguf import GgufFile, TensorType
 from octavo.model_files.gguf_support import ARCHITECTURES, DECODED, FLOATS, HELD_AS
-from octavo.request.errors import BadModel, InvalidArgument
+from octavo.request.errors import BadModel
 
 PACKED = [kind.name for kind in DECODED if kind not in FLOATS]
 OWN_KERNELS = (
@@ -269,30 +269,7 @@ def test_a_mixture_runs_on_its_own_bits(kinds, formats, tiny, load, all_logits, 
         assert difference(all_logits(runner, PROMPT), expected) < error
 
 
-def test_a_scheme_that_gemma2_does_not_have_is_refused(tiny, load, tmp_path):
-    write_gguf(tiny("gemma2-tied").directory, tmp_path / "model.gguf")
-    with pytest.raises(InvalidArgument, match="q8 needs native ops"):
-        load(tmp_path / "model.gguf", quantization="q8")
-
-
 # Whole models, once more
-
-
-@pytest.mark.parametrize("name", ["llama", "llama-biases", "qwen2", "qwen3", "smollm3"])
-def test_a_model_says_the_same_from_a_gguf_file(name, tiny, load, greedy, tmp_path):
-    directory, path = tiny(name).directory, tmp_path / "model.gguf"
-    write_gguf(directory, path)
-    if name == "qwen2":  # GGUF has no windows for it
-        config = json.loads((directory / "config.json").read_text())
-        plain = tmp_path / "plain"
-        plain.mkdir()
-        (plain / "config.json").write_text(json.dumps(config | {"use_sliding_window": False, "layer_types": None}))
-        (plain / "model.safetensors").symlink_to(directory / "model.safetensors")
-        directory = plain
-    runner = load(path)
-    assert greedy(runner, PROMPTS, 24) == greedy(load(directory), PROMPTS, 24)
-    assert runner.info.eos_token_ids == (2, 5)
-    assert runner.info.tokenizer == str(path)
 
 
 def test_a_model_in_several_files_says_the_same(tiny, load, all_logits, tmp_path):

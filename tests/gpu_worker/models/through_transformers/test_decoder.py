@@ -128,9 +128,6 @@ def test_the_text_part_of_a_model_with_images_saved_alone_gives_the_logits_of_th
     assert float((logits - expected).abs().max() / expected.abs().max()) < 1e-4
 
 
-def test_settings_that_transformers_refuses_are_not_left_out_in_octavos_own_decoder(tiny, load, tmp_path):
-    directory = shutil.copytree(tiny("iquestcoder").directory, tmp_path / "copied")
-    config = json.loads((directory / "config.json").read_text())
-    (directory / "config.json").write_text(json.dumps({**config, "clip_qkv": 0.5}))
+def test_settings_that_transformers_refuses_are_not_left_out(altered, load):
     with pytest.raises(BadModel, match="IQuestCoder does not support `clip_qkv`"):
-        load(directory)
+        load(altered("iquestcoder", clip_qkv=0.5))

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import random_models
 import torch
+from effort import some
 from guard.processes import lasting
 from rank_pool import RankPool
 from transformers_types import MIXTURES
@@ -63,14 +64,14 @@ def check_same(
         assert said == tokens
 
 
-@pytest.mark.parametrize("name", MIXTURES)
+@pytest.mark.parametrize("name", some(MIXTURES, list(MIXTURES)[::3]))
 def test_a_mixture_of_experts(
     name: str, tiny: Callable[[str], Any], pool: RankPool, all_logits: Callable[..., torch.Tensor]
 ) -> None:
     check_same(pool, all_logits, tiny(name).directory, 2, dtype="float32")
 
 
-@pytest.mark.parametrize("name", GPTS)
+@pytest.mark.parametrize("name", some(GPTS, GPTS[::3]))
 def test_a_model_like_gpt(
     name: str, tiny: Callable[[str], Any], pool: RankPool, all_logits: Callable[..., torch.Tensor]
 ) -> None:
