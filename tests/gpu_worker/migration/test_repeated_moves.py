@@ -40,8 +40,7 @@ async def test_scores_and_tokens_are_the_same_after_ten_moves_back_and_forth(int
         assert record.epoch == 11
         for branch in range(2):
             assert scores_of(follower, branch) == scores_of(undisturbed, branch)
-        await pair.a.has_let_go()
-        await pair.b.has_let_go()
+        await pair.has_let_go()
 
 
 def scores_of(follower: Follower, branch: int) -> list[TokenScore]:

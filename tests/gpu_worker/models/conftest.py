@@ -107,7 +107,7 @@ class Tiny:
 
     def __init__(self, name: str, directory: Path) -> None:
         kind, options = (CONFIGS | TYPES | MIXTURES)[name]
-        torch.manual_seed(len(name))
+        torch.manual_seed(len(name.rpartition(" ")[2]))  # without the word before a name
         self.directory = directory / name
         config = getattr(transformers, f"{kind}Config")(**options)
         self.model = transformers.AutoModelForCausalLM.from_config(config).eval()

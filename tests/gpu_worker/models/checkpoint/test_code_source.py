@@ -8,6 +8,7 @@ import gguf
 import pytest
 import torch
 from code_checkpoints import FORMS, Form, write_codes
+from differences import difference
 from effort import some
 from gguf.quants import dequantize
 from gguf_models import write_values
@@ -53,10 +54,6 @@ def decoded(blocks: torch.Tensor, kept: str) -> torch.Tensor:
     numbers = dequantize(plain.view(len(blocks), -1).numpy(), gguf.GGMLQuantizationType.Q4_0) + 8
     values = (torch.from_numpy(numbers).double().view(len(blocks), -1, 32) - zeros) * scales
     return values.view(len(blocks), -1).float()
-
-
-def difference(found: torch.Tensor, expected: torch.Tensor) -> float:
-    return float((found - expected).abs().max() / expected.abs().max())
 
 
 @pytest.mark.parametrize("name", FORMS)

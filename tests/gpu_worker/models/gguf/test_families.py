@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from differences import difference
 from effort import diagonal
 from gguf_converter import ARCHITECTURES, convert
 from gguf_models import encoded, finish
@@ -74,41 +75,15 @@ MODELS = {  # by a name: the class of the configuration, and its fields
 }
 
 
-class Model:
-    def __init__(self, name: str, directory: Path) -> None:
-        kind, options = MODELS[name]
-        torch.manual_seed(len(name))
-        self.directory = directory / name
-        self.config = getattr(transformers, f"{kind}Config")(**options)
-        self.model = transformers.AutoModelForCausalLM.from_config(self.config).eval()
-        for parameter in self.model.parameters():
-            noise = torch.randn_like(parameter)
-            parameter.data = noise * 0.3 if parameter.dim() > 1 else parameter.data + 0.1 * noise
-        for buffer_name, buffer in self.model.named_buffers():
-            if buffer_name.endswith("e_score_correction_bias"):  # zeros in a new model
-                buffer.add_(0.2 * torch.randn_like(buffer))
-        self.model.tie_weights()
-        self.model.save_pretrained(self.directory)
+@pytest.fixture
+def made(tiny, monkeypatch):
+    """The models of MODELS by their names."""
 
-    @torch.inference_mode()
-    def logits(self, tokens: list[int]) -> torch.Tensor:
-        return self.model(torch.tensor([tokens]), use_cache=False).logits[0]
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    directory, found = tmp_path_factory.mktemp("families"), {}
-
-    def make(name: str) -> Model:
-        if name not in found:
-            found[name] = Model(name, directory)
-        return found[name]
+    def make(name: str):
+        monkeypatch.setitem(TYPES, f"gguf {name}", MODELS[name])
+        return tiny(f"gguf {name}")
 
     return make
-
-
-def difference(found: torch.Tensor, expected: torch.Tensor) -> float:
-    return float((found - expected).abs().max() / expected.abs().max())
 
 
 def test_every_architecture_has_a_model_here():

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from differences import difference
 from effort import diagonal, some
 from gguf.quants import dequantize as theirs
 from gguf_models import finish, write_gguf, write_values
@@ -49,10 +50,6 @@ PROMPTS = [[(i * 5 + 3) % 128 for i in range(length)] for length in (30, 2)]
 
 
 PROMPT = [(7 * i + 3) % 128 for i in range(50)]
-
-
-def difference(found: torch.Tensor, expected: torch.Tensor) -> float:
-    return float((found - expected).abs().max() / expected.abs().max())
 
 
 # Architectures

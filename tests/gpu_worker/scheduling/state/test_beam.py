@@ -28,9 +28,7 @@ def search(**rules) -> BeamSearch:
     penalty=st.sampled_from([-1.0, 0.0, 0.5, 1.0, 2.0]),
     losses=st.lists(st.floats(0, 3), min_size=0, max_size=3),
 )
-def test_a_decided_search_cannot_change(
-    complete: list[tuple[float, int]], live: list[float], penalty: float, losses: list[float]
-) -> None:
+def test_a_decided_search_cannot_change(complete, live, penalty, losses):
     rules = search(length_penalty=penalty, max_tokens=8)
     for total, length in complete:
         rules.keep(Hypothesis((1,) * length, total, rules.normalize(total, length), FinishReason.STOP))
