@@ -5,7 +5,21 @@ import pytest
 from gpu_worker.blocks.block_manager import BlockManager
 from gpu_worker.blocks.host_pool import HostPool, HostTier
 from gpu_worker.blocks.prefix_cache import PrefixCache
+from octavo.request.errors import OutOfBlocks
 from octavo.request.hashing import block_hashes
+
+
+def test_a_block_in_two_tables_is_copied_once() -> None:
+    pool = HostPool(4)
+    tables = pool.copy_out([[7, 8], [7, 9]])
+    assert tables[0][0] == tables[1][0]
+    assert sorted(block for block, _ in pool.copies_out()) == [7, 8, 9]
+    with pytest.raises(OutOfBlocks):
+        pool.copy_out([[1, 2]])
+    for table in tables:
+        pool.check_host_blocks(tables)
+        pool.release(table)
+    assert pool.num_free == 4 and not pool.copies_out()
 
 
 def test_what_is_being_read_is_free_only_after_the_step() -> None:

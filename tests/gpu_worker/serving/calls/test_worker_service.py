@@ -181,7 +181,7 @@ async def test_streams_beyond_the_limit_are_refused(service, monkeypatch):
 
 async def test_nothing_is_left_of_streams_that_die_in_any_way(service):
     await service.schedule(admission(max_tokens=4000))
-    for number in range(30):
+    for number in range(12):
         call = await service.step().open(f"r{number % 3}")
         await call.grant(1)
         match number % 3:
