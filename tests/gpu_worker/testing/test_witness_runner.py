@@ -9,6 +9,8 @@ from sequences import new_sequence
 from gpu_worker.scheduling.state.scheduler_config import SchedulerConfig
 from gpu_worker.scheduling.state.step import StepPlan
 from gpu_worker.testing.witness_runner import WitnessRunner, witness_oracle
+from octavo.request.errors import OutOfBlocks
+from octavo.request.ids import SequenceId
 from octavo.request.sampling import SamplingParams
 
 ROOT = b"r" * 32
@@ -96,3 +98,44 @@ def test_greedy_branches_are_equal_and_roots_are_not() -> None:
     assert first == witness_oracle([1, 2], ROOT, 20, info=info, params=greedy, branch=1)
     assert first != witness_oracle([1, 2], b"s" * 32, 20, info=info, params=greedy)
     assert 0 not in first
+
+
+@pytest.mark.parametrize("meddle", ["out again", "cancel", "drop"])
+def test_blocks_on_their_way_in_are_left_alone_or_forgotten(meddle: str) -> None:
+    runner = WitnessRunner(block_size=4, num_blocks=8, num_host_blocks=8)
+    config = SchedulerConfig(
+        max_batch_tokens=64, max_batch_sequences=4, watermark=0.0, prefix_caching=False, debug=True
+    )
+    parts = SchedulerParts(config, runner.info)
+    scheduler = parts.scheduler
+    params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+    outputs: dict[str, list[int]] = {}
+
+    def admit(name: str, prompt: list[int]) -> None:
+        assert scheduler.admit(new_sequence(name, prompt, params, root=ROOT)).admitted
+
+    def step() -> None:
+        plan = scheduler.plan()
+        assert len({to for _, to in plan.input.swap_in}) == len(plan.input.swap_in)
+        for item in scheduler.commit(plan, runner.run(plan.input)).items:
+            outputs.setdefault(item.seq_id, []).extend(item.token_ids)
+
+    admit("a", [1, 2, 3, 4, 5, 6])
+    step()
+    scheduler.swap(SequenceId("a"), 1, "out")
+    step()
+    assert scheduler.swap(SequenceId("a"), 1, "in") == 2
+    if meddle == "out again":
+        with pytest.raises(OutOfBlocks):
+            scheduler.swap(SequenceId("a"), 1, "out")
+    elif meddle == "cancel":
+        scheduler.cancel(parts.sequence("a"))
+    else:
+        scheduler.swap(SequenceId("a"), 1, "drop")
+    admit("b", list(range(10, 30)))
+    while scheduler.has_work:
+        step()
+    assert not runner.mismatches, runner.first_mismatch
+    assert outputs["b"] == witness_oracle(list(range(10, 30)), ROOT, 12, info=runner.info)
+    if meddle != "cancel":
+        assert outputs["a"] == witness_oracle([1, 2, 3, 4, 5, 6], ROOT, 12, info=runner.info)
