@@ -21,7 +21,7 @@ from gpu_worker.ops import native
 from octavo.cli.doctor.model_size import AS_STORED
 from octavo.model_files.gguf import GgufFile, TensorType
 from octavo.model_files.gguf_support import ARCHITECTURES, DECODED, FLOATS, HELD_AS
-from octavo.request.errors import BadModel
+from octavo.request.errors import BadModel, InvalidArgument
 
 PACKED = [kind.name for kind in DECODED if kind not in FLOATS]
 OWN_KERNELS = (
