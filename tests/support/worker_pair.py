@@ -59,16 +59,8 @@ class PairedWorker:
         self.store = store
         self._warms_up = warms_up
         self.runner = self.runner_kind(step_s=step_s, **sizes)
-        self._settings = WorkerSettings(
-            **{
-                "listen": "127.0.0.1:0",
-                "web_listen": "",
-                "worker_id": name,
-                "runner": "witness",
-                "lease_ms": 2000,
-                **settings,
-            }
-        )
+        own = {"listen": "127.0.0.1:0", "web_listen": "", "worker_id": name, "runner": "witness", "lease_ms": 2000}
+        self._settings = WorkerSettings(**{**own, **settings})
 
     async def start(self) -> None:
         self.listener = Listener(self._settings)
@@ -253,6 +245,11 @@ class WorkerPair:
         await until(has_tokens, PATIENCE_S)
         return follower
 
+    async def has_let_go(self) -> None:
+        """Waits until nothing is left on any worker."""
+        for worker in self.workers.values():
+            await worker.has_let_go()
+
     async def record(self, seq_id: SequenceId) -> Record:
         snapshot = await self.store.read(seq_id)
         assert snapshot is not None
@@ -261,7 +258,8 @@ class WorkerPair:
     async def check_end(
         self, follower: Follower, params: SamplingParams, *, prompt: tuple[int, ...] = PROMPT
     ) -> Record:
-        """Waits for the end; what was followed is what an undisturbed run gives."""
+        """Waits for the end, at a quick pace; what was followed is what an undisturbed run gives."""
+        set_pace(self.a, self.b, *self.others, slow=False)
         async with asyncio.timeout(PATIENCE_S):
             await follower.done.wait()
         info = self.a.runner.info

@@ -249,37 +249,6 @@ def test_operations_leak_nothing() -> None:
     assert min(world.num_promoted / 5, world.num_displaced / 10, 10 * world.num_exchanged) > thousands
 
 
-def test_eviction_takes_the_deepest_block_of_the_oldest_release_first() -> None:
-    blocks = BlockManager(6, SIZE)
-    tables = {}
-    for name, tokens in {"old": [1, 1, 1, 2, 2, 2], "new": [2, 2, 1, 1, 2, 1]}.items():
-        tables[name] = []
-        blocks.grow_table(tables[name], 6)
-        for block_hash, block in zip(block_hashes(ROOT, tokens, SIZE), tables[name], strict=True):
-            blocks.seal_block(block_hash, block)
-    due = [*reversed(tables["old"]), *reversed(tables["new"])]
-    blocks.release(tables["old"])
-    blocks.release(tables["new"])
-    assert blocks.num_cached == 6
-    assert [blocks.take_block() for _ in range(6)] == due
-
-
-def test_what_is_kept_is_evicted_last() -> None:
-    blocks = BlockManager(4, SIZE)
-    table: list = []
-    blocks.grow_table(table, 8)
-    hashes = block_hashes(ROOT, [1, 2, 1, 1, 2, 2, 2, 1], SIZE)
-    for block_hash, block in zip(hashes, table, strict=True):
-        blocks.seal_block(block_hash, block)
-    first, second, third, fourth = table
-    blocks.cache.keep([hashes[3], hashes[1]])
-    blocks.release(table)
-    blocks.cache.keep([hashes[1], hashes[0]])  # an idle one is kept from now on, and another no more
-    assert blocks.cache.num_kept == 2
-    assert [blocks.take_block() for _ in range(4)] == [fourth, third, second, first]
-    assert blocks.cache.num_kept == 0
-
-
 def sealed_table(blocks: BlockManager, tokens: list[int]) -> tuple[list, list]:
     """A table of known blocks with these tokens, and their hashes."""
     table: list = []
@@ -288,6 +257,18 @@ def sealed_table(blocks: BlockManager, tokens: list[int]) -> tuple[list, list]:
     for block_hash, block in zip(hashes, table, strict=True):
         blocks.seal_block(block_hash, block)
     return table, hashes
+
+
+def test_what_is_kept_is_evicted_last() -> None:
+    blocks = BlockManager(4, SIZE)
+    table, hashes = sealed_table(blocks, [1, 2, 1, 1, 2, 2, 2, 1])
+    first, second, third, fourth = table
+    blocks.cache.keep([hashes[3], hashes[1]])
+    blocks.release(table)
+    blocks.cache.keep([hashes[1], hashes[0]])  # an idle one is kept from now on, and another no more
+    assert blocks.cache.num_kept == 2
+    assert [blocks.take_block() for _ in range(4)] == [fourth, third, second, first]
+    assert blocks.cache.num_kept == 0
 
 
 def test_standbys_are_evicted_after_what_nobody_keeps_and_before_what_is_kept() -> None:
@@ -321,10 +302,7 @@ def test_a_standby_that_has_ended_is_evicted_first_and_one_that_begins_late_is_k
 
 def test_room_counts_shared_blocks_that_nobody_uses() -> None:
     blocks = BlockManager(10, SIZE)
-    table: list = []
-    blocks.grow_table(table, 4)
-    for block_hash, block in zip(block_hashes(ROOT, [1, 2, 1, 1], SIZE), table, strict=True):
-        blocks.seal_block(block_hash, block)
+    table, _ = sealed_table(blocks, [1, 2, 1, 1])
     hits = table.copy()
     assert blocks.has_room_for(6, hits, spare=2)  # 8 are available
     assert not blocks.has_room_for(7, hits, spare=2)

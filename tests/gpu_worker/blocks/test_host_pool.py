@@ -14,13 +14,11 @@ def test_a_block_in_two_tables_is_copied_once() -> None:
     tables = pool.copy_out([[7, 8], [7, 9]])
     assert tables[0][0] == tables[1][0]
     assert sorted(block for block, _ in pool.copies_out()) == [7, 8, 9]
-    pool.check_host_blocks(tables)
     with pytest.raises(OutOfBlocks):
         pool.copy_out([[1, 2]])
-    pool.check_host_blocks(tables)
-    pool.release(tables[0])
-    pool.check_host_blocks(tables)
-    pool.release(tables[1])
+    for table in tables:
+        pool.check_host_blocks(tables)
+        pool.release(table)
     assert pool.num_free == 4 and not pool.copies_out()
 
 
@@ -50,11 +48,11 @@ SIZE, ROOT = 2, bytes(32)
 class Memory:
     """A device and a host pool whose blocks hold prefixes."""
 
-    def __init__(self, num_blocks: int = 8, num_host_blocks: int = 4, *, enabled: bool = True) -> None:
+    def __init__(self, num_blocks: int = 8, num_host_blocks: int = 4) -> None:
         self.cache = PrefixCache()
         self.device = BlockManager(num_blocks, SIZE, cache=self.cache)
         self.pool = HostPool(num_host_blocks)
-        self.tier = HostTier(self.cache, self.pool, enabled=enabled)
+        self.tier = HostTier(self.cache, self.pool)
         self.swapped: list = []
 
     def keep(self, *tokens: int) -> list:
@@ -66,10 +64,10 @@ class Memory:
         self.device.release(table)
         return hashes
 
-    def demote(self, limit: int = 100, *, done: bool = True) -> int:
+    def demote(self) -> int:
         """A step that demotes whatever it may."""
-        count = self.tier.demote(self.cache.next_evicted(100), limit)
-        self.end_step(done=done)
+        count = self.tier.demote(self.cache.next_evicted(100), 100)
+        self.end_step()
         return count
 
     def evict(self, count: int) -> None:
@@ -85,9 +83,9 @@ class Memory:
         self.device.release(blocks)
         self.end_step()
 
-    def end_step(self, *, done: bool = True) -> None:
+    def end_step(self) -> None:
         self.recount()
-        self.tier.end_step(done=done)
+        self.tier.end_step(done=True)
         self.pool.end_step()
         self.recount()
 
@@ -99,28 +97,6 @@ class Memory:
     @property
     def demoted(self) -> list:
         return list(self.cache.on_host)
-
-
-def test_what_is_evicted_next_is_demoted_first_and_no_more_than_allowed() -> None:
-    memory = Memory()
-    old, new = memory.keep(1, 1, 1, 2), memory.keep(2, 1)
-    assert memory.demote(2) == 2
-    assert memory.demoted == [old[1], old[0]], "the deepest block of what has been idle longest comes first"
-    assert memory.demote() == 1
-    assert memory.demoted == [old[1], old[0], new[0]]
-    assert memory.demote() == 0, "nothing is copied twice"
-
-
-def test_an_evicted_block_is_in_the_host_pool_if_it_was_demoted_and_else_it_is_dropped() -> None:
-    memory = Memory()
-    old, new = memory.keep(1, 1, 1, 2), memory.keep(2, 1)
-    memory.demote(2)
-    memory.cache.take_events()
-    memory.evict(8)
-    assert memory.cache.take_events() == [("demoted", old[1]), ("demoted", old[0]), ("removed", new[0])]
-    assert memory.cache.host_hashes() == [old[1], old[0]]
-    assert [memory.cache.on_host[block_hash] for block_hash in old] == memory.tier.match(old)
-    assert memory.tier.match(new) == []
 
 
 def test_the_tier_gives_up_the_least_recently_used_prefix_and_its_deepest_block_first() -> None:
@@ -150,22 +126,6 @@ def test_a_prefix_that_was_used_on_the_device_is_given_up_later() -> None:
     assert memory.demoted == [*two, *one]
 
 
-def test_swapped_sequences_take_the_host_blocks_of_demoted_blocks_and_never_lose_theirs() -> None:
-    memory = Memory()
-    hashes = memory.keep(1, 1, 1, 2, 2, 2)
-    memory.demote()
-    assert (memory.pool.num_free, memory.tier.num_room) == (1, 4)
-    memory.swap_out(3)
-    assert memory.tier.num_demoted == 1 and memory.tier.match(hashes), "the shallowest stays"
-    with pytest.raises(OutOfBlocks, match="2 host blocks needed, 1 of 4"):
-        memory.swap_out(2)
-    assert memory.tier.num_demoted == 1, "nothing is given up in vain"
-    memory.swap_out(1)
-    assert memory.tier.num_room == memory.tier.num_demoted == 0
-    memory.keep(1, 2)
-    assert memory.demote() == 0, "a pool full of swapped sequences takes no prefix"
-
-
 def test_older_copies_give_way_to_new_ones_but_not_to_blocks_on_the_device() -> None:
     memory = Memory(num_host_blocks=2)
     old = memory.keep(1, 1, 1, 2)
@@ -177,16 +137,6 @@ def test_older_copies_give_way_to_new_ones_but_not_to_blocks_on_the_device() -> 
     more = memory.keep(2, 2, 2, 2)
     assert memory.demote() == 1, "the copy of a block that is about to be evicted is kept"
     assert memory.demoted == [new[0], more[1]]
-
-
-@pytest.mark.parametrize("options", [{"enabled": False}, {"num_host_blocks": 0}])
-def test_a_tier_that_is_off_holds_nothing(options: dict) -> None:
-    memory = Memory(**options)
-    hashes = memory.keep(1, 1)
-    assert not memory.tier.enabled
-    assert memory.tier.match(hashes) == []
-    memory.evict(8)
-    assert memory.cache.take_events()[-1] == ("removed", hashes[0])
 
 
 def test_recounting_notices_what_is_wrong() -> None:
@@ -209,19 +159,3 @@ def test_recounting_notices_what_is_wrong() -> None:
     with pytest.raises(AssertionError, match="does not hold"):
         other.tier.check_tier()
     assert wrong in other.demoted
-
-
-def test_what_a_step_reads_is_not_given_up_before_it_has_run() -> None:
-    memory = Memory(num_host_blocks=2)
-    hashes = memory.keep(1, 1)
-    memory.demote()
-    memory.evict(8)
-    block = memory.device.take_block()
-    memory.tier.promote(hashes, [block])
-    assert memory.tier.num_room == 1
-    with pytest.raises(OutOfBlocks):
-        memory.tier.make_room(2)
-    memory.device.release([block])
-    memory.end_step()
-    assert memory.tier.num_room == 2
-    memory.swap_out(2)

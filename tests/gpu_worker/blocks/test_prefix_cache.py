@@ -18,16 +18,6 @@ def test_a_second_prompt_hits_the_first_ones_blocks_and_its_output() -> None:
     assert result.items[0].cached_tokens == 16
 
 
-def test_at_least_one_token_is_computed_and_other_roots_hit_nothing() -> None:
-    bench = Bench()
-    bench.admit("a", [1] * 8)
-    bench.finish()
-    same = bench.admit("b", [1] * 8)
-    foreign = bench.admit("c", [1] * 8, root=b"x" * 32)
-    bench.step()
-    assert (same.cached_tokens, foreign.cached_tokens) == (4, 0)
-
-
 def test_a_prompt_that_several_share_is_computed_once() -> None:
     shared = [1 + i % 50 for i in range(41)]
     prompts = {name: [*shared, number, number] for number, name in enumerate("abcdef")}

@@ -32,9 +32,7 @@ async def arriving(pieces: Iterable[FilePiece]) -> AsyncIterator[FilePiece]:
 
 @pytest.mark.parametrize("kind", [0, 1])
 @pytest.mark.parametrize("piece_bytes", [7_000, 1 << 20])
-async def test_what_was_opened_arrives_with_its_digest(
-    sources: tuple[Path, Path], kind: int, piece_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_what_was_opened_arrives_with_its_digest(sources, kind, piece_bytes, tmp_path, monkeypatch):
     monkeypatch.setattr(adapter_files, "PIECE_BYTES", piece_bytes)
     source = tmp_path / sources[kind].name
     shutil.copytree(sources[0], source) if kind == 0 else shutil.copy(sources[1], source)

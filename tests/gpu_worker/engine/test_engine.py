@@ -126,23 +126,6 @@ def test_a_block_command_runs_while_the_runner_is_busy_and_no_other_command_does
     until(lambda: "a" in finishes(results))
 
 
-def test_block_commands_wait_for_a_step_that_copies_blocks(make, monkeypatch):
-    monkeypatch.setattr(StepInput, "touches_other_blocks", True)
-    runner = Gated()
-    engine, results = make(runner)
-    engine.port.post(lambda s: s.admit(sequence("a", [4], max_tokens=2))).result(5)
-    engine.control.grant_steps(0)
-    assert runner.running.wait(20)
-    order: list[int] = []
-    late = [engine.port.post_block(lambda s, number=number: order.append(number)) for number in range(3)]
-    assert not any(future.done() for future in late)
-    runner.turns.release(2)
-    for future in late:
-        future.result(20)
-    assert order == [0, 1, 2]
-    until(lambda: "a" in finishes(results))
-
-
 class CopyingFirst(FakeRunner):
     """Each step makes copies, says so, and then runs, as long as it may."""
 
@@ -188,14 +171,6 @@ def test_block_commands_run_as_soon_as_a_step_has_made_its_copies(make, monkeypa
     until(lambda: "a" in finishes(results))
     assert outputs(results)["a"] == fake_oracle([4], 2, info=INFO)
     engine.port.post(lambda s: s.check_state()).result(5)
-
-
-@pytest.mark.parametrize(
-    ("moves", "touches"),
-    [({}, False), *(({name: [(0, 1)]}, True) for name in ("swap_out", "swap_in", "copies", "demotions", "spoil"))],
-)
-def test_an_input_says_whether_it_moves_other_blocks(moves, touches):
-    assert StepInput(1, **moves).touches_other_blocks is touches
 
 
 def test_one_thread_at_a_time_uses_the_scheduler(make, monkeypatch):
@@ -391,20 +366,6 @@ def test_a_loop_says_whether_it_ended_in_time(make):
     assert not engine.stop(timeout_s=0.05)
     gate.set()
     assert engine.stop()
-
-
-def test_a_scheduler_that_fails_ends_the_loop_and_says_so(make):
-    parts = new_parts(FakeRunner())
-    engine, _ = make(parts=parts)
-
-    def broken():
-        raise AssertionError("a block is free twice")
-
-    parts.scheduler.plan = broken
-    engine.control.grant_steps(1)
-    until(lambda: engine.crash)
-    with pytest.raises(Draining):
-        engine.port.post(lambda s: None).result(1)
 
 
 def test_a_swap_is_copied_and_measured_before_its_answer(make):

@@ -1,6 +1,7 @@
 """What no group runs is refused before it loads, by the setting's name and with what to do."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,42 +20,25 @@ from octavo.wire.endpoint import Endpoint
 
 from .conftest import SIZES
 
-
-def gpt(folder: Path, heads: int = 2) -> Path:
-    config = transformers.GPT2Config(vocab_size=64, n_embd=48, n_layer=1, n_head=heads, n_positions=64)
-    transformers.GPT2LMHeadModel(config).save_pretrained(folder)
-    return folder
-
-
-def narrow(folder: Path) -> Path:
-    """A head has 12 numbers."""
-    return gpt(folder, heads=4)
+GPT2 = {"vocab_size": 64, "n_embd": 48, "n_layer": 1, "n_head": 2, "n_positions": 64}
+SMALL = {"vocab_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "max_position_embeddings": 64}
+OPT = {**SMALL, "hidden_size": 32, "ffn_dim": 32, "word_embed_proj_dim": 32}
+MIXTRAL = {**SMALL, "hidden_size": 64, "intermediate_size": 32, "num_key_value_heads": 2, "num_local_experts": 2}
+UNEVEN = {"intermediate_size": 72}  # the up projection's rows begin within a packed group of the gate's
 
 
-def through_transformers(folder: Path) -> Path:
-    config = transformers.OPTConfig(
-        vocab_size=64, hidden_size=32, ffn_dim=32, num_hidden_layers=1, num_attention_heads=2, word_embed_proj_dim=32
-    )
-    transformers.OPTForCausalLM(config).save_pretrained(folder)
-    return folder
+def saved(kind: str, **fields: object) -> Callable[[Path], Path]:
+    def save(folder: Path) -> Path:
+        config = getattr(transformers, f"{kind}Config")(**fields)
+        transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+        return folder
+
+    return save
 
 
-def mixture(folder: Path, inner: int = 32) -> Path:
-    config = transformers.MixtralConfig(
-        vocab_size=64, hidden_size=64, intermediate_size=inner, num_hidden_layers=1, num_attention_heads=2,
-        num_key_value_heads=2, num_local_experts=2, max_position_embeddings=64,
-    )  # fmt: skip
-    transformers.MixtralForCausalLM(config).save_pretrained(folder)
-    return folder
-
-
-def uneven_mixture(folder: Path) -> Path:
-    return mixture(folder, inner=72)
-
-
-def uneven(folder: Path) -> Path:
-    """The up projection's rows begin within a packed group of the gate's."""
-    return folder_llama(folder, intermediate_size=72, num_hidden_layers=1)
+gpt, through_transformers, mixture = saved("GPT2", **GPT2), saved("OPT", **OPT), saved("Mixtral", **MIXTRAL)
+narrow, uneven_mixture = saved("GPT2", **{**GPT2, "n_head": 4}), saved("Mixtral", **{**MIXTRAL, **UNEVEN})
+uneven = partial(folder_llama, num_hidden_layers=1, **UNEVEN)
 
 
 @pytest.mark.parametrize(
@@ -72,9 +56,7 @@ def uneven(folder: Path) -> Path:
         (narrow, 2, {}, "heads of 12 numbers, which are no multiple of 8 up to 1024, .*: leave it out"),
     ],
 )
-def test_a_model_that_is_not_divided_is_refused(
-    tmp_path: Path, model: Callable[[Path], Path], size: int, options: dict[str, Any], says: str
-) -> None:
+def test_a_model_that_is_not_divided_is_refused(tmp_path, model, size, options, says):
     shape = {name: options.get(name, 1) for name in ("stages", "hosts")}
     given = {name: value for name, value in {**SIZES, **options}.items() if name not in shape}
     with SharedMemory.create("team") as team, SharedMemory.create("arena") as arena:

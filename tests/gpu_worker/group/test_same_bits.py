@@ -1,6 +1,5 @@
 """A group of any size says what one process says, to the bit, whatever it is asked."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,7 +7,6 @@ from typing import Any
 import pytest
 
 from gpu_worker import LLM, SamplingParams, StructuredOutputsParams
-from gpu_worker.group.group_runner import GroupRunner
 from gpu_worker.running.loading import load_runner
 from gpu_worker.steps.runner import Runner
 
@@ -37,7 +35,7 @@ def outputs(runner: Runner, folder: Path) -> list[Any]:
 @pytest.mark.parametrize(
     ("kind", "ranks", "stages", "options"),
     [
-        ("llama", 2, 1, {"dtype": "float32"}),
+        pytest.param("llama", 2, 1, {"dtype": "float32"}, marks=pytest.mark.long),
         ("llama", 3, 1, {"dtype": "bfloat16", "quantization": "none", "threads": 2}),
         ("llama", 5, 1, {"quantization": "q4-a8", "kv_cache_dtype": "int8"}),  # more ranks than KV heads
         ("llama", 1, 3, {"dtype": "float32", "threads": 2}),
@@ -49,14 +47,7 @@ def outputs(runner: Runner, folder: Path) -> list[Any]:
         pytest.param("Falcon", 4, 2, {"dtype": "float32"}, marks=pytest.mark.long),
     ],
 )
-def test_a_group_computes_the_bits_of_one_process(
-    group: Callable[..., GroupRunner],
-    folders: Callable[[str], Path],
-    kind: str,
-    ranks: int,
-    stages: int,
-    options: dict[str, object],
-) -> None:
+def test_a_group_computes_the_bits_of_one_process(group, folders, kind, ranks, stages, options):
     folder = folders(kind)
     alone = load_runner(str(folder), **{**SIZES, **options})
     expected = outputs(alone, folder)

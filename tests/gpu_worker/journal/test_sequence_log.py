@@ -47,9 +47,3 @@ def test_a_sequence_that_has_moved_brings_its_scores_for_late_readers():
     assert log.scores_of(0) == list(scored(5, 6, 8)) and log.scores_of(1) == list(scored(7))
     found = [(item.branch, item.first_index, item.scores, item.cumulative_logprob) for item in log.items_from([])]
     assert found == [(0, 0, scored(5, 6), -5.5), (0, 2, scored(8), -9.5), (1, 0, scored(7), -3.5)]
-
-
-def test_a_late_reader_gets_what_it_misses_of_each_branch():
-    log = new_log([[5, 6], [7], [8, 9]])
-    items = log.items_from([1, 1])
-    assert [(item.branch, item.first_index, list(item.token_ids)) for item in items] == [(0, 1, [6]), (2, 0, [8, 9])]

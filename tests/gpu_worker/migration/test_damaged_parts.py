@@ -25,8 +25,7 @@ def known_blocks(worker: PairedWorker) -> list[tuple[bytes, int]]:
 
 async def histories_of(pair: WorkerPair, followers: dict[Follower, tuple[int, ...]]) -> list[list[int]]:
     """Prompt and output of each branch, once all have ended and both workers have let go."""
-    await pair.a.has_let_go()
-    await pair.b.has_let_go()
+    await pair.has_let_go()
     return [[*prompt, *output] for follower, prompt in followers.items() for output in follower.outputs()]
 
 
@@ -56,9 +55,7 @@ async def num_journalled(pair: WorkerPair, follower: Follower) -> int:
 
 @pytest.mark.parametrize(("times", "moves"), [(1, True), (3, True), (1000, False)])
 @pytest.mark.parametrize("num_branches", [1, 3])
-async def test_a_damaged_tail_is_sent_again_or_the_sequence_stays(
-    times: int, moves: bool, num_branches: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_damaged_tail_is_sent_again_or_the_sequence_stays(times, moves, num_branches, monkeypatch):
     params = greedy(200, temperature=0.8, seed=7, n=num_branches, best_of=num_branches)
     async with worker_pair() as pair:
         places: set[int] = set()

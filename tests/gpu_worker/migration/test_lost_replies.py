@@ -11,6 +11,7 @@ from typing import Any
 
 import grpc
 import pytest
+from effort import diagonal
 from prefixes import NUM_BLOCKS, PREFIX, PROMPT, compute, lets_go
 from waiting import until
 from worker_pair import Follower, WorkerPair, greedy, worker_pair
@@ -85,16 +86,12 @@ async def check_end(pair: WorkerPair, follower: Follower, *, moved: bool) -> Non
     record = await pair.check_end(follower, PARAMS)
     owner = pair.b if moved else pair.a
     assert (record.owner, record.epoch, record.crashes) == (owner.incarnation, 1 + moved, 0)
-    await pair.a.has_let_go()
-    await pair.b.has_let_go()
+    await pair.has_let_go()
     assert not (pair.a.runner.mismatches or pair.b.runner.mismatches)
 
 
-@pytest.mark.parametrize("what", ["lost", "twice at once", "twice, late"])
-@pytest.mark.parametrize("call", CALLS)
-async def test_a_sequence_moves_although_an_answer_is_lost_or_a_call_comes_twice(
-    call: str, what: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize(("call", "what"), diagonal(CALLS, ["lost", "twice at once", "twice, late"]))
+async def test_a_sequence_moves_although_an_answer_is_lost_or_a_call_comes_twice(call, what, monkeypatch):
     mishap = Mishap(monkeypatch, call, what)
     async with worker_pair(**SLOW) as pair:
         follower = await pair.run(PARAMS)

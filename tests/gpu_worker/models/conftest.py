@@ -1,5 +1,7 @@
 """Tiny random models, saved as Transformers saves them, and a way to run them."""
 
+import json
+import shutil
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -7,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from steps import Piece, step_of
 from transformers_types import MIXTURES, SMALL, TYPES
 
@@ -104,7 +107,7 @@ class Tiny:
 
     def __init__(self, name: str, directory: Path) -> None:
         kind, options = (CONFIGS | TYPES | MIXTURES)[name]
-        torch.manual_seed(len(name))
+        torch.manual_seed(len(name.rpartition(" ")[2]))  # without the word before a name
         self.directory = directory / name
         config = getattr(transformers, f"{kind}Config")(**options)
         self.model = transformers.AutoModelForCausalLM.from_config(config).eval()
@@ -140,6 +143,23 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Tiny]:
         return made[name]
 
     return make
+
+
+@pytest.fixture
+def altered(tiny, tmp_path) -> Callable[..., Path]:
+    """Copies a tiny model, with other fields in config.json, and with its tensors as a function leaves them."""
+
+    def copy(name: str, change: Callable[[dict[str, torch.Tensor]], object] | None = None, **fields) -> Path:
+        directory = Path(shutil.copytree(tiny(name).directory, tmp_path / "copied", dirs_exist_ok=True))
+        config = json.loads((directory / "config.json").read_text())
+        (directory / "config.json").write_text(json.dumps(config | fields))
+        if change is not None:
+            tensors = load_file(directory / "model.safetensors")
+            change(tensors)
+            save_file(tensors, directory / "model.safetensors", {"format": "pt"})
+        return directory
+
+    return copy
 
 
 @pytest.fixture

@@ -43,15 +43,10 @@ def test_what_may_be_asked_of_others_may_be_asked_here(llm: LLM) -> None:
     assert [each.logprobs for each in first.outputs] == [each.logprobs for each in second.outputs]
     whole = first.outputs[0].text
     stop = whole[3:5]
-    assert (
-        stop
-        and llm.generate(
-            [TEXT], OfflineParams(temperature=1.0, seed=3, n=2, max_tokens=12, ignore_eos=True, stop=[stop])
-        )[0]
-        .outputs[0]
-        .text
-        == whole[: whole.index(stop)]
+    [cut] = llm.generate(
+        [TEXT], OfflineParams(temperature=1.0, seed=3, n=2, max_tokens=12, ignore_eos=True, stop=[stop])
     )
+    assert stop and cut.outputs[0].text == whole[: whole.index(stop)]
 
 
 def test_what_is_not_there_is_refused_by_name(llm: LLM) -> None:

@@ -13,7 +13,7 @@ from gpu_worker.ops import native
 from octavo.model_files.lora_files import WEIGHTS, read_lora
 from octavo.request.errors import BadModel, InvalidArgument, NotFound, TooLarge, Unimplemented
 
-TOKENS = 100
+TOKENS = 40
 FORMS = [  # rank, alpha, modules, type, further settings
     {"rank": 4, "alpha": 8},
     {"rank": 1, "alpha": 1},

@@ -43,9 +43,7 @@ def found(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     native.cuda_problem.cache_clear()
 
 
-def test_a_device_that_is_too_old_is_named_and_gets_the_reference_ops(
-    found: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_device_that_is_too_old_is_named_and_gets_the_reference_ops(found, caplog):
     found(Kernels("", OLD))
     with caplog.at_level(logging.WARNING):
         assert type(ops.choose_ops(GPU)) is type(ops.choose_ops(GPU)) is ReferenceOps
@@ -58,9 +56,7 @@ def test_a_device_that_is_too_old_is_named_and_gets_the_reference_ops(
 
 @pytest.mark.parametrize("load", [native.load, native.load_cuda])
 @pytest.mark.parametrize("built_in", [{}, {"bindings": "0123456789ab"}])
-def test_a_module_of_other_bindings_is_refused_with_what_to_run(
-    monkeypatch: pytest.MonkeyPatch, load: Any, built_in: dict[str, str]
-) -> None:
+def test_a_module_of_other_bindings_is_refused_with_what_to_run(monkeypatch, load, built_in):
     for name in native.BINDINGS:
         stale = ModuleType(name)
         stale.__dict__.update(built_in, __file__=f"{name}.so")

@@ -17,7 +17,7 @@ from gpu_worker.testing.fake_runner import FakeRunner, mix, state_vector
 from gpu_worker.testing.witness_runner import WitnessContext, WitnessRunner, salt_of
 from octavo.pooling.params import PoolingParams, PoolKind, logits_of
 from octavo.request import hashing
-from octavo.request.errors import BadLogits, Cancelled, DeadlineExceeded, InvalidArgument, RunnerFailed, ServingError
+from octavo.request.errors import BadLogits, Cancelled, DeadlineExceeded, InvalidArgument, RunnerFailed
 from octavo.request.sampling import FinishReason, SamplingParams
 
 KINDS = [PoolingParams(), PoolingParams(PoolKind.MEAN), PoolingParams(PoolKind.MEAN, dimensions=5), logits_of((3, 9))]
@@ -151,9 +151,7 @@ def test_what_ends_a_prompt_early_reaches_who_waits() -> None:
         ([1], logits_of((1000,)), InvalidArgument),
     ],
 )
-def test_no_bad_prompt_reaches_the_scheduler(
-    prompt: list[int], params: PoolingParams, error: type[ServingError]
-) -> None:
+def test_no_bad_prompt_reaches_the_scheduler(prompt, params, error):
     with pytest.raises(error):
         pooled_sequence(prompt, params, FakeRunner().info, lambda end: None)
 

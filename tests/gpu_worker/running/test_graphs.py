@@ -18,7 +18,7 @@ from torch import Tensor
 from gpu_worker.ops import AttentionOptions, TokenBatch
 from gpu_worker.ops.batch import packed
 from gpu_worker.ops.reference import ReferenceOps
-from gpu_worker.running.graphs import capture_graphs, doubling
+from gpu_worker.running.graphs import capture_graphs
 from gpu_worker.steps.step_input import KnownTokens, StepInput, longs
 
 torch.set_num_threads(1)
@@ -181,14 +181,6 @@ def alone() -> list[list[int]]:
     return drive(tiny_llama.tiny_llama(FORM, TorchKernels()).runner, requests())[0]
 
 
-def test_whole_requests_with_graphs_are_those_without(alone):
-    tiny, capture = make()
-    outputs, _ = drive(tiny.runner, requests())
-    assert outputs == alone
-    assert len({token for output in outputs for token in output}) > 20
-    assert len(capture.replays) > 15, "steps of decodes alone are replayed"
-
-
 def test_whole_requests_with_mixed_graphs_are_those_without(alone):
     few, rare = make()
     drive(few.runner, requests(), max_batch_tokens=24)
@@ -321,14 +313,6 @@ def test_the_fake_sees_what_a_device_would_trip_over(ops):
             rtol=1e-4,
             atol=1e-4,
         )
-
-
-def test_sizes_double_up_to_the_most():
-    assert doubling(1, 1) == (1,)
-    assert doubling(1, 48) == (1, 2, 4, 8, 16, 32, 48)
-    assert doubling(1, 64) == (1, 2, 4, 8, 16, 32, 64)
-    assert doubling(16, 5) == (5,)
-    assert doubling(16, 40) == (16, 32, 40)
 
 
 def test_arrays_in_one_piece_are_what_they_were():

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-import transformers
+from folder_llama import folder_llama
 from scheduler_parts import SchedulerParts
 from sequences import new_sequence
 
@@ -160,19 +160,8 @@ def test_no_step_of_the_scheduler_is_larger():
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    torch.manual_seed(3)
-    config = transformers.LlamaConfig(
-        vocab_size=VOCAB,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=CONTEXT,
-    )
-    path = tmp_path_factory.mktemp("model")
-    transformers.AutoModelForCausalLM.from_config(config).eval().save_pretrained(path)
-    return path
+    sizes = {"vocab_size": VOCAB, "max_position_embeddings": CONTEXT, "eos_token_id": None}
+    return folder_llama(tmp_path_factory.mktemp("model"), **sizes)
 
 
 @pytest.fixture
@@ -207,21 +196,16 @@ def test_the_measurement_runs_every_step_and_captures_once(trial):
     """On a CPU, with the memory of a GPU as a stand-in, which says that each step takes 1 GiB more than the last."""
     done: list[object] = []
 
-    class StandInMemory:
-        total_bytes = 80 << 30
-
-        def free_bytes(self) -> int:
-            return 70 << 30
-
+    class NotingMemory(StandInMemory):
         def peak_of(self, work: Callable[[], StepOutput]) -> int:
             done.append(len(work().token_ids))
-            return len(done) << 30
+            return len(done) * GIB
 
         def kept_by(self, work: Callable[[], object]) -> int:
             done.append(work())
-            return 2 << 30
+            return 2 * GIB
 
     steps = worst_steps(200, 8, CONTEXT, BLOCK, VOCAB)
-    found = measured_block_bytes(StandInMemory(), 0.75, trial, steps, lambda layers: tuple(layers[0].shape[:1]))
-    assert found == (60 - 10 - 3 - 2) << 30
+    found = measured_block_bytes(NotingMemory(), 0.75, trial, steps, lambda layers: tuple(layers[0].shape[:1]))
+    assert found == (60 - 20 - 3 - 2) * GIB
     assert done == [8, 8, 8, (1,)]

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_worker.sampling.draw import DrawParameters, cut, draw, philox, random_bits, weights
+from gpu_worker.sampling.draw import DrawParameters, draw, philox, random_bits, weights
 from gpu_worker.sampling.likeliest import peaks, top
 from octavo.request.sampling import SamplingParams
 
@@ -157,15 +157,6 @@ def test_weights_are_exponentials():
         torch.testing.assert_close(got, expected, rtol=2e-6, atol=0.5)
 
 
-def test_filters_cut_where_they_say():
-    logits = torch.tensor([[0.0, 2.0, 1.0, 2.0, 1.0]]).expand(3, -1)
-    params = [SamplingParams(top_k=3), SamplingParams(top_k=1), SamplingParams(min_p=0.3)]
-    filters = DrawParameters.of(params, 5)
-    kept = weights(logits, filters.temperature)
-    cut(kept, logits, filters)
-    assert [row.nonzero().flatten().tolist() for row in kept] == [[1, 2, 3], [1], [1, 2, 3, 4]]
-
-
 KNOWN_ANSWERS = [
     ("00000000 00000000 00000000 00000000", "00000000 00000000", "6627e8d5 e169c58d bc57ac4c 9b00dbd8"),
     ("ffffffff ffffffff ffffffff ffffffff", "ffffffff ffffffff", "408f276d 41c83b0e a20bc7c6 6d5451fd"),
@@ -192,12 +183,6 @@ def scalar_philox(c, k):
 @pytest.mark.parametrize(("counter", "key", "expected"), KNOWN_ANSWERS)
 def test_known_answers(counter, key, expected):
     assert philox(column(words(counter)), column(words(key)))[:, 0].tolist() == words(expected)
-
-
-def test_known_answers_in_one_batch():
-    counters = np.concatenate([column(words(c)) for c, _, _ in KNOWN_ANSWERS], axis=1)
-    keys = np.concatenate([column(words(k)) for _, k, _ in KNOWN_ANSWERS], axis=1)
-    assert philox(counters, keys).T.tolist() == [words(expected) for _, _, expected in KNOWN_ANSWERS]
 
 
 word = st.integers(0, 2**32 - 1)

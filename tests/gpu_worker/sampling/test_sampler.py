@@ -120,15 +120,6 @@ def test_a_row_without_a_finite_logit_is_bad(params):
     assert sample(logits, [branch_of(params)])[0] == [20]
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_branch_whose_every_token_is_masked_is_bad(temperature):
-    nothing = SamplingParams(temperature=temperature, allowed_token_ids=(3, 4), banned_token_ids=(3, 4), logprobs=1)
-    tokens, scores = sample(logits_of(2, 10), [branch_of(nothing), branch_of(SamplingParams(temperature=0.0))])
-    assert tokens[0] == BAD_LOGITS
-    assert tokens[1] == logits_of(2, 10)[1].argmax()
-    assert scores == {}
-
-
 @given(st.lists(st.lists(st.integers(-2, 2), min_size=9, max_size=9), min_size=1, max_size=6))
 def test_greedy_takes_the_lowest_id_of_equals(rows):
     logits = torch.tensor(rows, dtype=torch.bfloat16)

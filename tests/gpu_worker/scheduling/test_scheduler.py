@@ -45,28 +45,6 @@ def test_deadlines_stop_within_two_steps_with_what_there_is() -> None:
     assert not bench.scheduler.has_work and bench.load().num_used_blocks == 0
 
 
-def test_a_failing_step_loses_only_who_fails_alone() -> None:
-    bench = Bench()
-    for name in "abc":
-        bench.admit(name)
-    for _ in range(60):
-        if not bench.scheduler.has_work:
-            break
-        plan = bench.scheduler.plan()
-        if any(chunk.branch.sequence.seq_id == "b" and chunk.start + chunk.length > 6 for chunk in plan.chunks):
-            result = bench.scheduler.abort_step(plan, FAILURE)
-        else:
-            result = bench.scheduler.commit(plan, bench.runner.run(plan.input))
-        for item in result.items:
-            name = item.seq_id
-            bench.tokens.setdefault(name, []).extend(item.token_ids)
-            if item.finish:
-                bench.finishes[name] = item.finish
-    assert bench.finishes == {"a": FinishReason.LENGTH, "b": FinishReason.ERROR, "c": FinishReason.LENGTH}
-    assert len(bench.tokens["b"]) == 2
-    assert bench.load().num_used_blocks == 0
-
-
 def test_configuration_says_what_is_wrong() -> None:
     for bad in ({"max_batch_sequences": 0}, {"max_batch_tokens": 8}, {"watermark": 1.0}, {"watermark": float("nan")}):
         with pytest.raises(ValueError, match=next(iter(bad))):

@@ -10,7 +10,6 @@ from gpu_worker.scheduling.standby_blocks import HistoryKey, StandbyBlocks
 from octavo.request.errors import OutOfBlocks
 from octavo.request.hashing import block_hashes
 from octavo.request.ids import BlockHash, SequenceId
-from octavo.request.sampling import SamplingParams
 
 LONG = replace(GREEDY, max_tokens=40)
 
@@ -57,9 +56,7 @@ def test_a_sequence_that_gave_its_blocks_up_keeps_its_history() -> None:
     ],
     ids=["branches", "log probabilities", "ranked", "scores of the prompt", "beams"],
 )
-def test_nothing_is_named_that_a_replay_would_not_use(
-    params: SamplingParams, num_branches: int, num_blocks: int
-) -> None:
+def test_nothing_is_named_that_a_replay_would_not_use(params, num_branches, num_blocks):
     """13 tokens of prompt fill three blocks. What is scored again is computed again."""
     bench = Bench()
     bench.admit("a", 13, params)

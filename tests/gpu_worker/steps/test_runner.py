@@ -1,46 +1,10 @@
 """Blocks that are read and written where they lie: an arena's, in every type, and those of test runners."""
 
 import pytest
-import torch
-from migration_peers import PATIENCE_S, SECRET, Target, name_of
 
-from gpu_worker.migration.blocks.block_sender import BlockSender
-from gpu_worker.migration.blocks.link_share import RateLimiter
-from gpu_worker.migration.blocks.outgoing_ticket import OutgoingBlock
-from gpu_worker.ops import kv_format
-from gpu_worker.ops.kv_format import KvShape
-from gpu_worker.ops.reference import ReferenceOps
-from gpu_worker.running.memory.arena import KvArena
 from gpu_worker.steps.runner import BlocksInPlace
 from gpu_worker.testing.fake_runner import FakeRunner
 from gpu_worker.testing.witness_runner import WitnessRunner
-
-CPU = torch.device("cpu")
-
-
-@pytest.mark.parametrize("dtype", kv_format.DTYPES.values(), ids=kv_format.DTYPES)
-def test_a_block_moves_from_arena_to_arena(dtype: torch.dtype) -> None:
-    shape = KvShape(num_layers=3, num_kv_heads=2, block_size=16, head_dim=8, dtype=dtype)
-    source, target = (KvArena(shape, 5, 0, CPU, ReferenceOps()) for _ in range(2))
-    for layer in source.layers:
-        layer.view(torch.uint8).copy_(torch.randint(0, 256, layer.view(torch.uint8).shape, dtype=torch.uint8))
-    mine, theirs = source.blocks_in_place(), target.blocks_in_place()
-    assert mine.bytes_per_block == shape.bytes_per_block
-    peer = Target(theirs)
-    ticket = peer.give_ticket(1, [4, 0])
-    ticket._on_end = lambda error: None
-    sender = BlockSender("127.0.0.1", peer.listener.port, mine, RateLimiter())
-    try:
-        sender.open_ticket(1, SECRET).result(PATIENCE_S)
-        blocks = [OutgoingBlock(index, block, name_of(name)) for index, (block, name) in enumerate([(1, 4), (3, 0)])]
-        sender.send_blocks(1, blocks).result(PATIENCE_S)
-    finally:
-        sender.close()
-        peer.listener.close()
-    for sent, came in zip(source.layers, target.layers, strict=True):
-        sent_bytes, bytes_there = sent.view(torch.uint8), came.view(torch.uint8)
-        assert torch.equal(bytes_there[4], sent_bytes[1]) and torch.equal(bytes_there[0], sent_bytes[3])
-        assert not bytes_there[1:4].any()
 
 
 @pytest.mark.parametrize("kind", [FakeRunner, WitnessRunner])

@@ -304,9 +304,7 @@ def test_no_bytes_whatever_harm_the_listener(data: bytes) -> None:
 
 
 @pytest.mark.parametrize("place", ["FrameSocket", "thread"])
-def test_a_connection_that_cannot_be_served_is_no_end_of_the_listener(
-    monkeypatch: pytest.MonkeyPatch, place: str
-) -> None:
+def test_a_connection_that_cannot_be_served_is_no_end_of_the_listener(monkeypatch, place):
     """The source has left before it was looked at, or the system has no thread for it."""
 
     def fail(*_: object) -> None:

@@ -88,9 +88,7 @@ def test_blocks_that_a_stopped_sequence_waits_for_go_before_those_of_others() ->
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_of_a_hundred_parts_one_is_damaged_and_no_wrong_block_is_accepted(
-    monkeypatch: pytest.MonkeyPatch, seed: int
-) -> None:
+def test_of_a_hundred_parts_one_is_damaged_and_no_wrong_block_is_accepted(monkeypatch, seed):
     mine, theirs = memories(200, seed)
     corrupter = Corrupter(monkeypatch, 0.01, seed)
     with target_of(theirs) as target:

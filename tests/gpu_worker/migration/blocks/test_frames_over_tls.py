@@ -2,7 +2,6 @@
 
 import random
 import socket
-import ssl
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -189,7 +188,3 @@ def eavesdropping(port: int) -> Iterator[tuple[int, Callable[[], bytes]]]:
     finally:
         threads[0].join()
         server.close()
-
-
-def test_the_version_is_the_newest(certificates: Certificates) -> None:
-    assert certificates.files("worker").current().server_context.minimum_version is ssl.TLSVersion.TLSv1_3

@@ -28,13 +28,6 @@ async def pair() -> AsyncIterator[WorkerPair]:
         yield made
 
 
-async def test_a_prefix_that_another_worker_has_is_not_computed(pair: WorkerPair) -> None:
-    cached = await compute(pair, pair.b, PROMPT, pair.a.incarnation)
-    assert cached == len(PREFIX)
-    assert pair.b.worker.fetcher.num_fetched == NUM_BLOCKS
-    await lets_go(pair)
-
-
 async def test_no_block_of_another_salt_is_fetched(pair: WorkerPair) -> None:
     """A tenant gets nothing of another one, even if a router told the worker that there is something to get."""
     b = pair.b
@@ -101,9 +94,7 @@ def hashes_of(pair: WorkerPair, prompt: tuple[int, ...]) -> list[BlockHash]:
     return hashing.block_hashes(hashing.root_key(info.fingerprint, info.layout), prompt, SIZE)
 
 
-async def test_no_more_fetches_at_once_than_it_may_although_all_were_allowed_before_one_began(
-    pair: WorkerPair, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_no_more_fetches_at_once_than_it_may_although_all_were_allowed_before_one_began(pair, monkeypatch):
     monkeypatch.setattr(prefix_fetcher, "MOST_FETCHES", 1)
     fetcher, owner = pair.b.worker.fetcher, Incarnation(pair.a.incarnation)
     other = (*range(200, 200 + len(PREFIX)), 1)
@@ -119,9 +110,7 @@ async def test_no_more_fetches_at_once_than_it_may_although_all_were_allowed_bef
     await lets_go(pair)
 
 
-async def test_blocks_in_the_places_of_others_are_not_accepted(
-    pair: WorkerPair, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_blocks_in_the_places_of_others_are_not_accepted(pair, monkeypatch):
     supplier = pair.a.worker.supplier
     honest = supplier.send_blocks
 
@@ -136,9 +125,7 @@ async def test_blocks_in_the_places_of_others_are_not_accepted(
 
 
 @pytest.mark.parametrize("owner", ["gone", "a"])
-async def test_a_worker_that_nobody_knows_and_no_room_for_the_blocks_cost_nothing(
-    pair: WorkerPair, monkeypatch: pytest.MonkeyPatch, owner: str
-) -> None:
+async def test_a_worker_that_nobody_knows_and_no_room_for_the_blocks_cost_nothing(pair, monkeypatch, owner):
     def refuse(*_: object) -> None:
         raise OutOfBlocks("no room")
 
@@ -196,14 +183,6 @@ async def join(pair: WorkerPair, **settings: object) -> PairedWorker:
     return await pair.add("new", warms_up=True, **settings)
 
 
-async def test_the_first_request_of_a_warm_worker_computes_only_its_end() -> None:
-    async with worker_pair() as pair:
-        await compute(pair, pair.a, PROMPT)
-        new = await join(pair)
-        assert await compute(pair, new, (*PREFIX, 90, 91)) == len(PREFIX)
-        await lets_go(pair)
-
-
 async def test_the_blocks_of_several_workers_come_and_half_of_the_device_stays_free() -> None:
     async with worker_pair() as pair:
         prompts = [tuple(range(first, first + 40)) for first in (1, 101, 201, 301)]
@@ -227,19 +206,6 @@ async def test_others_that_fail_do_not_keep_a_worker_from_starting(action: str) 
         assert time.monotonic() - began < 8.0
         assert await compute(pair, new, PROMPT) == 0
         await lets_go(pair)
-
-
-async def test_the_hottest_blocks_come_first_and_each_before_those_behind_it() -> None:
-    async with worker_pair() as pair:
-        await compute(pair, pair.a, tuple(range(300, 340)))
-        await compute(pair, pair.a, PROMPT)
-        client = pair.a.worker.supplier._blocks
-        hashes = await client.hottest_blocks(100)
-        info = pair.a.runner.info
-        own = hashing.block_hashes(hashing.root_key(info.fingerprint, info.layout), PREFIX, SIZE)
-        assert [each for each in hashes if each in own] == own
-        assert hashes.index(own[0]) < SIZE, "the prompt that ran last stands before the older one"
-        assert await client.hottest_blocks(3) == hashes[:3]
 
 
 async def test_a_worker_that_is_asked_to_end_while_it_warms_up_ends() -> None:

@@ -46,8 +46,7 @@ async def test_it_has_the_tokens_that_it_has_without_a_move(params):
         if params.logprobs is not None:
             scores = [score for items in follower.items[0] for score in items.scores]
             assert [score.token_id for score in scores] == follower.outputs()[0]
-        await pair.a.has_let_go()
-        await pair.b.has_let_go()
+        await pair.has_let_go()
 
 
 async def test_a_prefix_that_the_target_has_does_not_travel():
@@ -91,8 +90,7 @@ async def test_the_scores_of_a_prompt_are_what_they_were_for_whoever_follows_fro
         assert [score.token_id for score in told[0]] == list(PROMPT[1:])
         assert all(scores == told[0] for scores in (*told, at_b, at_a))
         assert pair.b.runner.num_prefill <= 4, "but for a tail"
-        await pair.a.has_let_go()
-        await pair.b.has_let_go()
+        await pair.has_let_go()
 
 
 async def prompt_scores(pair: WorkerPair, worker: PairedWorker, follower: Follower) -> list[TokenScore]:
@@ -207,8 +205,7 @@ async def check_one_owner(pair: WorkerPair, follower: Follower, params: Sampling
     await pair.b.has_no_pins()
     record = await pair.check_end(follower, params)
     assert record.crashes == 0
-    await pair.a.has_let_go()
-    await pair.b.has_let_go()
+    await pair.has_let_go()
 
 
 def fill_a_block_before_the_first_is_sent(runner: CountingRunner) -> None:
@@ -251,19 +248,6 @@ async def test_a_sequence_does_not_stand_still_for_longer_than_a_second(name):
         await check_one_owner(pair, follower, params, moved=False)
 
 
-async def test_a_finish_that_is_not_answered_is_decided_by_the_store():
-    """The target hangs before it has asked the store: the source asks it first."""
-    async with worker_pair() as pair:
-        params = greedy(300)
-        follower = await pair.run(params)
-        armed = failpoints.arm("target.commit", "hang")
-        last = (await pair.a.migrate(follower.seq_id))[-1]
-        assert armed.reached.is_set()
-        assert (last.outcome, last.failure.reason) == (STAYED, "UNREACHABLE")
-        failpoints.disarm_all()
-        await check_one_owner(pair, follower, params, moved=False)
-
-
 ENDING = [
     "source.checked",
     "source.begun",
@@ -290,8 +274,7 @@ async def test_a_cancel_ends_the_migration_too(name):
         assert (await call)[-1].outcome == ENDED
         record = await pair.record(follower.seq_id)
         assert (record.state, record.epoch) == (SequenceState.CANCELLED, 1)
-        await pair.a.has_let_go()
-        await pair.b.has_let_go()
+        await pair.has_let_go()
 
 
 @pytest.mark.parametrize("name", ["source.asked", "source.sent"])
@@ -315,8 +298,7 @@ async def test_one_that_has_ended_in_the_engine_has_ended(name, monkeypatch):
         failpoints.disarm_all()
         assert (await call)[-1].outcome == ENDED
         may_send.set()
-        await pair.a.has_let_go()
-        await pair.b.has_let_go()
+        await pair.has_let_go()
 
 
 async def test_whoever_has_taken_it_meanwhile_keeps_it():
@@ -330,8 +312,7 @@ async def test_whoever_has_taken_it_meanwhile_keeps_it():
         assert (await call)[-1].outcome == ENDED
         record = await pair.record(follower.seq_id)
         assert (record.state, record.epoch) == (SequenceState.QUEUED, 2)
-        await pair.a.has_let_go()
-        await pair.b.has_let_go()
+        await pair.has_let_go()
 
 
 @pytest.mark.parametrize(

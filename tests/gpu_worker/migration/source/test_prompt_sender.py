@@ -98,8 +98,7 @@ async def test_the_blocks_are_there_before_the_first_token_and_the_tokens_are_th
     if params.logprobs is not None:
         scores = [score for items in follower.items[0] for score in items.scores]
         assert [score.token_id for score in scores] == follower.outputs()[0]
-    await scene.pair.a.has_let_go()
-    await scene.pair.b.has_let_go()
+    await scene.pair.has_let_go()
 
 
 async def test_a_prompt_that_is_cached_on_both_moves_without_a_block(scene):
@@ -131,8 +130,7 @@ async def test_after_a_failure_of_the_target_the_sequence_runs_on_at_the_source(
     scene.run_on()
     record = await scene.pair.check_end(follower, greedy(40), prompt=PROMPT)
     assert (record.owner, record.epoch) == (scene.pair.a.incarnation, 1)
-    await scene.pair.a.has_let_go()
-    await scene.pair.b.has_let_go()
+    await scene.pair.has_let_go()
 
 
 async def test_a_target_that_dies_in_the_middle_costs_nothing(scene):
@@ -159,8 +157,7 @@ async def test_a_cancel_during_the_prompt_ends_its_migration(scene):
     scene.run_on()
     assert (await scene.moves[0]).outcome == ENDED
     await until_ended(scene, follower)
-    await scene.pair.a.has_let_go()
-    await scene.pair.b.has_let_go()
+    await scene.pair.has_let_go()
 
 
 async def test_one_that_ends_with_its_first_token_has_ended(scene):
@@ -189,8 +186,7 @@ async def test_a_drain_moves_what_has_begun_and_releases_what_waits():
             return (await pair.record(second.seq_id)).state is SequenceState.QUEUED
 
         await until(released)
-        await pair.a.has_let_go()
-        await pair.b.has_let_go()
+        await pair.has_let_go()
 
 
 async def test_what_cannot_move_after_its_prompt_either_is_refused_at_once(scene):

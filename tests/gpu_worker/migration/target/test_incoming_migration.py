@@ -6,7 +6,7 @@ import random
 from collections.abc import Coroutine, Iterable
 
 import pytest
-from effort import draws
+from effort import diagonal, draws
 from migration_workers import PROMPT, Move, long_params, migration_workers
 from waiting import until
 
@@ -68,21 +68,6 @@ async def test_a_tail_outside_the_last_block_is_refused(beyond: int, move: Move)
     await move.target.has_let_go()
 
 
-async def test_blocks_that_the_target_has_do_not_travel(move: Move):
-    await move.begin()
-    prepared = await move.prepare()
-    assert (len(prepared.wanted), prepared.num_blocks) == (4, 4)
-    await move.send(prepared.wanted)
-    await move.abort()
-    await move.target.has_let_go()
-    move.close()
-    move.sender = move.prepared = None
-    move.number = 2
-    await move.begin()
-    again = await move.prepare()
-    assert (len(again.wanted), again.num_blocks) == (0, 4), "they are in its prefix cache"
-
-
 # ---- failures --------------------------------------------------------------------------------------------------------
 
 STAYS, MOVES, WAITS = "stays", "moves", "waits"
@@ -108,8 +93,7 @@ def test_every_failpoint_of_the_target_is_armed_here():
     assert set(FAILURES) == {name for name in failpoints.NAMES if name.startswith("target.")}
 
 
-@pytest.mark.parametrize("action", ["error", "error:1", "hang"])
-@pytest.mark.parametrize("name", FAILURES)
+@pytest.mark.parametrize(("name", "action"), diagonal(list(FAILURES), ["error", "error:1", "hang"]))
 async def test_a_failure_at_any_step_leaves_one_owner_and_no_block(name: str, action: str, move: Move, hurry: None):
     """The source asks the store when it has no answer. What hangs goes on only after everybody has given it up."""
     armed = failpoints.arm(name, action)

@@ -8,6 +8,7 @@ import gguf
 import pytest
 import torch
 from code_checkpoints import FORMS, Form, write_codes
+from differences import difference
 from effort import some
 from gguf.quants import dequantize
 from gguf_models import write_values
@@ -16,7 +17,6 @@ from hypothesis import strategies as st
 from instruction_sets import OPS
 from safetensors.torch import load_file, save_file
 
-from gpu_worker import LLM, SamplingParams
 from gpu_worker.models.checkpoint.codes import Meaning, unpack
 from gpu_worker.models.checkpoint.quantized import open_source
 from gpu_worker.models.checkpoint.weights import FLOATS, BlockSource
@@ -54,10 +54,6 @@ def decoded(blocks: torch.Tensor, kept: str) -> torch.Tensor:
     numbers = dequantize(plain.view(len(blocks), -1).numpy(), gguf.GGMLQuantizationType.Q4_0) + 8
     values = (torch.from_numpy(numbers).double().view(len(blocks), -1, 32) - zeros) * scales
     return values.view(len(blocks), -1).float()
-
-
-def difference(found: torch.Tensor, expected: torch.Tensor) -> float:
-    return float((found - expected).abs().max() / expected.abs().max())
 
 
 @pytest.mark.parametrize("name", FORMS)
@@ -142,21 +138,6 @@ def test_modules_that_are_left_out_stay_floats(tiny, load, greedy, tmp_path):
     plain = write_values(source, tmp_path / "plain", meant)
     expected = greedy(load(plain, quantization="none"), PROMPTS, 16)
     assert greedy(load(tmp_path / "codes", quantization="none"), PROMPTS, 16) == expected
-
-
-@pytest.mark.parametrize("name", ["awq", "gptq", "packed"])
-def test_text_is_generated_by_an_engine(name, tiny, tmp_path):
-    """The whole way: LLM, its scheduler and blocks."""
-    source = tiny("llama-wide").directory
-    meant = write_codes(source, tmp_path / "codes", FORMS[name])
-    write_values(source, tmp_path / "plain", meant)
-    settings = {"kv_cache_bytes": "1MiB", "swap_bytes": "1MiB", "block_size": 8, "threads": 1, "device": "cpu"}
-    answers = []
-    for folder in ("codes", "plain"):
-        with LLM(str(tmp_path / folder), quantization="none", max_batch_tokens=12, **settings) as llm:
-            found = llm.generate(PROMPTS, SamplingParams(temperature=0.0, max_tokens=24), use_tqdm=False)
-            answers.append([list(answer.outputs[0].token_ids) for answer in found])
-    assert answers[0] == answers[1]
 
 
 # What is refused

@@ -101,11 +101,7 @@ def test_scales_that_are_missing_or_have_no_place_are_refused():
     assert alone.names() == {"b.weight_scale"}, "a scale of nothing stays, so that it is refused as unexpected"
 
 
-def test_fp8_without_a_word_in_the_configuration_is_refused(tiny, load, tmp_path):
-    copied = tmp_path / "copied"
-    shutil.copytree(tiny("llama").directory, copied)
-    weights = load_file(copied / "model.safetensors")
-    weights["model.layers.0.mlp.up_proj.weight"] = weights["model.layers.0.mlp.up_proj.weight"].to(E4M3)
-    save_file(weights, copied / "model.safetensors")
+def test_fp8_without_a_word_in_the_configuration_is_refused(altered, load):
+    name = "model.layers.0.mlp.up_proj.weight"
     with pytest.raises(BadModel, match=r"up_proj\.weight' is torch\.float8_e4m3fn"):
-        load(copied)
+        load(altered("llama", lambda weights: weights.update({name: weights[name].to(E4M3)})))

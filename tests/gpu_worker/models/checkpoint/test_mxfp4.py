@@ -2,10 +2,10 @@
 
 import copy
 import json
-import shutil
 
 import pytest
 import torch
+from differences import difference
 from safetensors.torch import load_file, save_file
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
@@ -50,24 +50,18 @@ def test_scales_outside_float16_are_kept_of_zeros_alone():
 
 
 @pytest.fixture
-def published(tiny, tmp_path):
+def published(tiny, altered):
     """A directory as gpt-oss is published, and the model in memory that it holds."""
     model = copy.deepcopy(tiny("gpt_oss"))
-    directory = shutil.copytree(model.directory, tmp_path / "published")
-    stored = load_file(directory / "model.safetensors")
-    for seed, name in enumerate(sorted(name for name in stored if name.endswith(EXPERTS))):
-        blocks, scales = random_parts(tuple(stored.pop(name).shape), seed, lowest=124, highest=126)
-        stored[f"{name}_blocks"], stored[f"{name}_scales"] = blocks, scales
-        model.model.get_parameter(name).data = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32)
-    save_file(stored, directory / "model.safetensors", {"format": "pt"})
-    config = json.loads((directory / "config.json").read_text())
-    config["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
-    (directory / "config.json").write_text(json.dumps(config))
-    return model, directory
 
+    def quantize(stored):
+        for seed, name in enumerate(sorted(name for name in stored if name.endswith(EXPERTS))):
+            blocks, scales = random_parts(tuple(stored.pop(name).shape), seed, lowest=124, highest=126)
+            stored[f"{name}_blocks"], stored[f"{name}_scales"] = blocks, scales
+            model.model.get_parameter(name).data = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32)
 
-def difference(found: torch.Tensor, expected: torch.Tensor) -> float:
-    return float((found - expected).abs().max() / expected.abs().max())
+    quantization = {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
+    return model, altered("gpt_oss", quantize, quantization_config=quantization)
 
 
 @pytest.mark.parametrize("on_ops", ["native", "generic", "reference"], indirect=True)

@@ -1,37 +1,19 @@
 """What a mixture of experts must have, and which adapters it takes. test_architectures.py compares its numbers."""
 
-import json
-import shutil
-
 import pytest
 import torch
 from loras import ATTENTION, adapted, greedy, write_files, write_lora
-from safetensors.torch import load_file, save_file
 
 from gpu_worker import LLM, LoRARequest, SamplingParams
 from octavo.model_files.lora_files import read_lora
 from octavo.request.errors import BadModel
 
 
-@pytest.fixture
-def copied(tiny, tmp_path):
-    return shutil.copytree(tiny("qwen2_moe").directory, tmp_path / "copied")
-
-
 @pytest.mark.parametrize("part", ["experts.3.up_proj", "gate", "shared_expert.down_proj", "shared_expert_gate"])
-def test_a_part_that_is_missing_is_named(part, copied, load):
-    stored = load_file(copied / "model.safetensors")
-    del stored[f"model.layers.1.mlp.{part}.weight"]
-    save_file(stored, copied / "model.safetensors", {"format": "pt"})
-    with pytest.raises(BadModel, match=f"no tensor 'model.layers.1.mlp.{part}.weight'"):
-        load(copied)
-
-
-def test_more_experts_than_there_are_cannot_be_asked(copied, load):
-    config = json.loads((copied / "config.json").read_text())
-    (copied / "config.json").write_text(json.dumps(config | {"num_experts_per_tok": 5}))
-    with pytest.raises(BadModel, match="5 of 4 experts"):
-        load(copied)
+def test_a_part_that_is_missing_is_named(part, altered, load):
+    name = f"model.layers.1.mlp.{part}.weight"
+    with pytest.raises(BadModel, match=f"no tensor '{name}'"):
+        load(altered("qwen2_moe", lambda weights: weights.pop(name)))
 
 
 def test_adapters_of_attention_are_taken_and_those_of_mlps_are_not(tiny, load, tmp_path):
@@ -70,35 +52,24 @@ def test_tokens_with_an_adapter_are_those_of_its_weights(name, tiny, tmp_path):
     assert plain == greedy(model.model, prompt, 24) != changed
 
 
-def test_layers_that_draft_tokens_are_passed_over_and_no_others(tiny, load, all_logits, tmp_path):
+def test_layers_that_draft_tokens_are_passed_over_and_no_others(tiny, altered, load, all_logits):
     """GLM-4.5 is published with one, of which Transformers makes nothing either."""
-    source = tiny("glm4_moe")
-    directory = shutil.copytree(source.directory, tmp_path / "copied")
-    config = json.loads((directory / "config.json").read_text())
-    stored = load_file(directory / "model.safetensors")
-    stored["model.layers.4.eh_proj.weight"] = torch.ones(32, 64)
-    save_file(stored, directory / "model.safetensors", {"format": "pt"})
-    tokens = list(range(30))
-    for layers in (1, 0):
-        (directory / "config.json").write_text(json.dumps(config | {"num_nextn_predict_layers": layers}))
-        if layers:
-            assert torch.equal(all_logits(load(directory), tokens), all_logits(load(source.directory), tokens))
-        else:
-            with pytest.raises(BadModel, match=r"no place in the model: model\.layers\.4\.eh_proj"):
-                load(directory)
+    more, tokens = {"model.layers.4.eh_proj.weight": torch.ones(32, 64)}, list(range(30))
+    passed_over = load(altered("glm4_moe", lambda weights: weights.update(more), num_nextn_predict_layers=1))
+    assert torch.equal(all_logits(passed_over, tokens), all_logits(load(tiny("glm4_moe").directory), tokens))
+    with pytest.raises(BadModel, match=r"no place in the model: model\.layers\.4\.eh_proj"):
+        load(altered("glm4_moe", lambda weights: weights.update(more), num_nextn_predict_layers=0))
 
 
 @pytest.mark.parametrize(
-    ("more", "message"),
+    ("name", "more", "message"),
     [
-        ({"n_group": 5}, "of 5 groups of 12"),
-        ({"topk_group": 5}, "of 5 of 4 groups"),
-        ({"topk_group": 1, "num_experts_per_tok": 4}, "4 experts of 1 of 4"),
+        ("qwen2_moe", {"num_experts_per_tok": 5}, "5 of 4 experts"),
+        ("glm4_moe-grouped", {"n_group": 5}, "of 5 groups of 12"),
+        ("glm4_moe-grouped", {"topk_group": 5}, "of 5 of 4 groups"),
+        ("glm4_moe-grouped", {"topk_group": 1, "num_experts_per_tok": 4}, "4 experts of 1 of 4"),
     ],
 )
-def test_groups_that_do_not_divide_the_experts_are_refused(more, message, tiny, load, tmp_path):
-    directory = shutil.copytree(tiny("glm4_moe-grouped").directory, tmp_path / "copied")
-    config = json.loads((directory / "config.json").read_text())
-    (directory / "config.json").write_text(json.dumps(config | more))
+def test_experts_that_are_not_there_cannot_be_asked(name, more, message, altered, load):
     with pytest.raises(BadModel, match=message):
-        load(directory)
+        load(altered(name, **more))

@@ -1,12 +1,13 @@
 """A step in one call computes what the decoder in torch does, and rounding costs what it may."""
 
 import copy
-import json
-import shutil
 
 import numpy as np
 import pytest
 import torch
+from differences import difference
+from effort import diagonal
+from instruction_sets import ISAS
 from transformers_types import MIXTURES
 
 from gpu_worker.ops import make_batch, native
@@ -57,28 +58,24 @@ def run(runner, lengths: list[tuple[int, int]], seed: int = 0) -> torch.Tensor:
 LENGTHS = [(1, 1), (23, 1), (8, 9), (40, 0), (16, 1)]
 
 
-@pytest.mark.parametrize("isa", ["emulated", "generic", "avx2", "avx512", "avx512_bf16", "amx"], indirect=True)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "isa"), diagonal(KINDS, ISAS), indirect=["isa"])
 def test_it_is_the_decoder_in_torch(kind, isa, tiny, load, reference):
     expected, logits = run(reference(tiny(kind).directory), LENGTHS), run(load(tiny(kind).directory), LENGTHS)
-    assert float((logits - expected).abs().max() / expected.abs().max()) < 1e-5
+    assert difference(logits, expected) < 1e-5
 
 
 SPARSE = {"blocksparse_block_size": 8, "blocksparse_num_local_blocks": 1, "blocksparse_vert_stride": 3}
 
 
 @pytest.mark.parametrize("more", [{}, {"dense_attention_every_n_layers": 2}, {"blocksparse_homo_head_pattern": True}])
-def test_block_sparse_layers(more, tiny, load, reference, tmp_path):
-    copied = shutil.copytree(tiny("llama").directory, tmp_path / "sparse")
-    config = json.loads((copied / "config.json").read_text())
-    (copied / "config.json").write_text(json.dumps(config | SPARSE | more))
+def test_block_sparse_layers(more, tiny, altered, load, reference):
+    copied = altered("llama", **SPARSE, **more)
     expected, logits = run(reference(copied), LENGTHS), run(load(copied), LENGTHS)
-    assert float((logits - expected).abs().max() / expected.abs().max()) < 1e-5
+    assert difference(logits, expected) < 1e-5
     dense = run(load(tiny("llama").directory), LENGTHS)
-    assert float((logits - dense).abs().max() / dense.abs().max()) > 1e-3
+    assert difference(logits, dense) > 1e-3
     if more:
-        (copied / "config.json").write_text(json.dumps(config | SPARSE))
-        assert not torch.equal(run(load(copied), LENGTHS), logits)
+        assert not torch.equal(run(load(altered("llama", **SPARSE)), LENGTHS), logits)
 
 
 def test_weights_stored_in_16_bits_stay_so_and_lose_nothing(tiny, load, reference, tmp_path):
@@ -87,7 +84,7 @@ def test_weights_stored_in_16_bits_stay_so_and_lose_nothing(tiny, load, referenc
     runner = load(tmp_path / "half")
     assert "bf16" in runner._decoder.name and runner.info.kv_dtype == "float32"
     expected = run(reference(tmp_path / "half"), LENGTHS)
-    assert float((run(runner, LENGTHS) - expected).abs().max() / expected.abs().max()) < 1e-5
+    assert difference(run(runner, LENGTHS), expected) < 1e-5
 
 
 def test_what_cannot_be_quantized_says_so(tiny, load, reference):

@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from differences import difference
 from effort import diagonal
 from gguf_converter import ARCHITECTURES, convert
 from gguf_models import encoded, finish
 from instruction_sets import OPS
 from transformers_types import MIXTURES, SMALL, TYPES, WIDE
 
-from gpu_worker import LLM, SamplingParams
 from gpu_worker.models.gguf.families import read_family
 from gpu_worker.models.gguf.header import GgufHeader
 from gpu_worker.ops import native
@@ -33,7 +33,6 @@ SEVEN = {"num_hidden_layers": 7}
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32}
 LINEAR = {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0}
 NEAR = {"rope_type": "default", "rope_theta": 1e4}
-FAR_AND_NEAR = {"full_attention": YARN, "sliding_attention": NEAR}
 MODELS = {  # by a name: the class of the configuration, and its fields
     "gemma3": ("Gemma3Text", {**WIDE, **SEVEN, "sliding_window": 11, "query_pre_attn_scalar": 16}),
     "gemma3-scaled": (
@@ -76,41 +75,15 @@ MODELS = {  # by a name: the class of the configuration, and its fields
 }
 
 
-class Model:
-    def __init__(self, name: str, directory: Path) -> None:
-        kind, options = MODELS[name]
-        torch.manual_seed(len(name))
-        self.directory = directory / name
-        self.config = getattr(transformers, f"{kind}Config")(**options)
-        self.model = transformers.AutoModelForCausalLM.from_config(self.config).eval()
-        for parameter in self.model.parameters():
-            noise = torch.randn_like(parameter)
-            parameter.data = noise * 0.3 if parameter.dim() > 1 else parameter.data + 0.1 * noise
-        for buffer_name, buffer in self.model.named_buffers():
-            if buffer_name.endswith("e_score_correction_bias"):  # zeros in a new model
-                buffer.add_(0.2 * torch.randn_like(buffer))
-        self.model.tie_weights()
-        self.model.save_pretrained(self.directory)
+@pytest.fixture
+def made(tiny, monkeypatch):
+    """The models of MODELS by their names."""
 
-    @torch.inference_mode()
-    def logits(self, tokens: list[int]) -> torch.Tensor:
-        return self.model(torch.tensor([tokens]), use_cache=False).logits[0]
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    directory, found = tmp_path_factory.mktemp("families"), {}
-
-    def make(name: str) -> Model:
-        if name not in found:
-            found[name] = Model(name, directory)
-        return found[name]
+    def make(name: str):
+        monkeypatch.setitem(TYPES, f"gguf {name}", MODELS[name])
+        return tiny(f"gguf {name}")
 
     return make
-
-
-def difference(found: torch.Tensor, expected: torch.Tensor) -> float:
-    return float((found - expected).abs().max() / expected.abs().max())
 
 
 def test_every_architecture_has_a_model_here():
@@ -188,18 +161,6 @@ def test_a_second_start_takes_the_converted_weights(made, load, all_logits, tmp_
     assert torch.equal(all_logits(load(path), PROMPT), first)
     assert kept.stat().st_mtime_ns == written
     assert difference(all_logits(load(path, dtype="bfloat16"), PROMPT), first) < 0.1
-
-
-def test_text_is_generated_by_an_engine(made, tmp_path):
-    path = tmp_path / "model.gguf"
-    convert(made("gemma3").directory, path)
-    settings = {"kv_cache_bytes": "1MiB", "swap_bytes": "1MiB", "block_size": 8, "threads": 1, "device": "cpu"}
-    with LLM(str(path), max_batch_tokens=12, **settings) as llm:
-        parameters = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
-        answers = llm.generate(PROMPTS, parameters, use_tqdm=False)
-    for prompt, answer in zip(PROMPTS, answers, strict=True):
-        output = list(answer.outputs[0].token_ids)
-        assert output == made("gemma3").logits(prompt + output)[len(prompt) - 1 : -1].argmax(-1).tolist()
 
 
 def test_factors_divide_frequencies(made, load, all_logits, tmp_path):

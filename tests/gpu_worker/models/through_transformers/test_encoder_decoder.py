@@ -102,8 +102,7 @@ def test_sequences_of_different_lengths_get_the_tokens_of_generate(name, encoded
 
 
 @same_bits
-@pytest.mark.parametrize("name", some(NAMES, ONE_OF_EACH_ATTENTION))
-@pytest.mark.parametrize("options", [{}, {"dtype": "bfloat16"}, {"kv_cache_dtype": "int8"}])
+@pytest.mark.parametrize(("options", "name"), diagonal([{}, {"dtype": "bfloat16"}, {"kv_cache_dtype": "int8"}], NAMES))
 def test_bits_are_those_of_decodes_alone_whatever_runs_beside(name, options, encoded, load):
     model, runner = encoded(name), load(encoded(name).directory, **options)
     assert runner.info.piece_invariant

@@ -223,9 +223,3 @@ def test_bad_requests_are_refused_by_name_and_the_others_go_on():
         engine.add_request("b", [1] * 900, SamplingParams(max_tokens=1))
     assert not engine.has_unfinished_requests() and engine.step() == []
     check_idle(engine)
-
-
-def test_output_kinds_are_vllms_numbers_and_nothing_else():
-    assert [int(kind) for kind in RequestOutputKind] == [0, 1, 2]
-    with pytest.raises(InvalidArgument, match="output_kind"):
-        SamplingParams(output_kind=3)

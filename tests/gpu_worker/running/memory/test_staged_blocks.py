@@ -18,7 +18,7 @@ from gpu_worker.migration.blocks.frame_socket import STALL_S, TICK_S
 from gpu_worker.migration.blocks.link_share import RateLimiter
 from gpu_worker.migration.blocks.outgoing_ticket import OutgoingBlock
 from gpu_worker.migration.target.incoming_migration import TTL_S
-from gpu_worker.running.memory.staged_blocks import SIDE_BYTES, StagedBlocks, StagingBuffers, StagingSize
+from gpu_worker.running.memory.staged_blocks import StagedBlocks, StagingBuffers, StagingSize
 
 NUM_BLOCKS, BYTES = 12, 64
 SIZE = StagingSize(5, 2)
@@ -186,13 +186,6 @@ class StagingMachine(RuleBasedStateMachine):
 
 TestStaging = StagingMachine.TestCase
 TestStaging.settings = settings(max_examples=draws(20, 60), stateful_step_count=40, deadline=None)
-
-
-def test_sizes():
-    assert StagingSize.of(1 << 20) == StagingSize(16, 16)
-    assert StagingSize.of(1 << 20).blocks_per_turn == 4
-    large = StagingSize.of(3 * SIDE_BYTES)
-    assert (large.num_buffers, large.blocks_per_turn) == (4, 1)
 
 
 def test_the_first_block_of_a_turn_is_copied_alone():

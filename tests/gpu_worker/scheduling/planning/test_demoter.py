@@ -69,18 +69,3 @@ def test_nothing_is_demoted_while_copies_are_under_way() -> None:
     bench.admit("last", prompt(12, 28))
     bench.finish()
     assert bench.workload.tables.tier.num_demoted > 0
-
-
-def test_a_working_set_of_four_devices_is_mostly_copied() -> None:
-
-    def computed(host_tier: bool) -> int:
-        bench = Bench(runner={"num_blocks": 40, "num_host_blocks": 200}, host_tier=host_tier)
-        total = 0
-        for number in range(120):
-            bench.admit(f"r{number}", [*prompt(1 + number * 7 % 20), 1 + number % 50])
-            while bench.scheduler.has_work:
-                plan, _ = bench.step()
-                total += plan.num_tokens - plan.num_decodes
-        return total
-
-    assert computed(True) <= 0.4 * computed(False)

@@ -3,12 +3,13 @@
 import asyncio
 
 import pytest
+from accepted import accepted_sequence
 from waiting import until
 
 from gpu_worker.serving.admission.reconciler import Reconciler
 from octavo.request.errors import StoreUnavailable
-from octavo.request.ids import Incarnation, RequestId, SequenceId, sequence_id
-from octavo.request.record import NewSequence, SequenceState
+from octavo.request.ids import Incarnation, SequenceId
+from octavo.request.record import SequenceState
 from octavo.store.calls import QueueLimits, TakeReason, TakeRequest
 from octavo.store.memory import MemoryStore
 
@@ -21,15 +22,10 @@ def store():
 
 
 async def own(store, name: str) -> SequenceId:
-    seq_id = sequence_id("", RequestId(name))
-    new = NewSequence(
-        seq_id=seq_id, request_id=RequestId(name), body_hash=b"", tenant="", salt="", model="m", layout="l",
-        sampling=b"", prompt=[1], prompt_chain=0, num_branches=1, max_tokens=4, priority=3, deadline_in_ms=0,
-        keep_on_disconnect=False, router=Incarnation("router1"),
-    )  # fmt: skip
+    new = accepted_sequence(request_id=name)
     await store.accept(new, QueueLimits())
-    await store.take_ownership(TakeRequest(seq_id, 0, WORKER, name, TakeReason.QUEUED))
-    return seq_id
+    await store.take_ownership(TakeRequest(new.seq_id, 0, WORKER, name, TakeReason.QUEUED))
+    return new.seq_id
 
 
 async def state_of(store, seq_id):

@@ -159,22 +159,16 @@ async def test_others_pause_until_the_store_has_heard_of_the_end(bench: Bench) -
     await bench.until_in_step("other")
 
 
-async def test_a_suspect_that_the_store_refuses_does_not_run_and_others_go_on(bench: Bench) -> None:
-    bench.store.answers = [False]
+@pytest.mark.parametrize("answer", [False, ValueError("the store says something nobody understands")])
+async def test_a_suspect_that_the_store_refuses_does_not_run(bench: Bench, answer: bool | Exception) -> None:
+    """Others go on."""
+    bench.store.answers = [answer]
     await bench.suspect("suspect")
     await bench.until_announced("suspect")
     await bench.until_in_step("other")
     await bench.until(lambda: id_of("suspect") not in bench.publisher.logs)
     assert not any("suspect" in step for step in bench.steps)
     assert id_of("suspect") not in bench.parts.workload.sequences
-
-
-async def test_after_an_error_that_nobody_expects_others_go_on(bench: Bench) -> None:
-    bench.store.answers = [ValueError("the store says something nobody understands")]
-    await bench.suspect("suspect")
-    await bench.until_in_step("other")
-    await bench.until(lambda: id_of("suspect") not in bench.publisher.logs)
-    assert not any("suspect" in step for step in bench.steps)
 
 
 async def test_suspects_have_the_engine_one_after_the_other(bench: Bench) -> None:
@@ -207,9 +201,7 @@ async def test_others_go_on_after_a_suspect_that_has_another_owner(bench: Bench,
     await bench.until_in_step("other", *(["suspect"] if how == "moved on" else []))
 
 
-async def test_a_suspect_that_was_lost_without_a_word_stops_nobody_for_ever(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_suspect_that_was_lost_without_a_word_stops_nobody_for_ever(bench, monkeypatch):
     monkeypatch.setattr(trial_queue, "ABSENT_ROUND_S", 0.05)
     bench.store.may_append.clear()
     await bench.suspect("suspect")

@@ -80,24 +80,14 @@ async def test_pause_ends_streams_that_wait_for_steps_which_will_not_come(servic
     assert service.engine.times.num_steps == 0
 
 
-@pytest.mark.parametrize(
-    ("command", "field"),
-    [
-        ({}, "command"),
-        ({"grant": worker_pb2.Grant(steps=2**32 - 1)}, "grant.steps"),
-        ({"grant": worker_pb2.Grant(steps=2049)}, "grant.steps"),
-        ({"open": worker_pb2.Open()}, "open.router_id"),
-        ({"open": worker_pb2.Open(router_id="x" * 129)}, "open.router_id"),
-        ({"open": worker_pb2.Open(router_id="a\nb")}, "open.router_id"),
-    ],
-)
-async def test_a_bad_command_ends_its_stream_alone_and_names_the_field(service, command, field):
+async def test_a_bad_command_ends_its_stream_alone(service):
     bystander = await service.step().open("bystander")
-    bad = service.step()
-    await bad.send(**command)
-    error = await bad.error()
-    assert isinstance(error, errors.InvalidArgument)
-    assert error.field == field
+    grants = [{"grant": worker_pb2.Grant(steps=steps)} for steps in (2**32 - 1, 2049)]
+    routers = [{"open": worker_pb2.Open(router_id=name)} for name in ("", "x" * 129, "a\nb")]
+    streams = [await service.step().send(**command) for command in ({}, *grants, *routers)]
+    found = await asyncio.gather(*(stream.error() for stream in streams))
+    assert all(isinstance(error, errors.InvalidArgument) for error in found)
+    assert [error.field for error in found] == ["command", *["grant.steps"] * 2, *["open.router_id"] * 3]
     await bystander.grant(1)
     assert (await bystander.read()).step_id
     bystander.call.cancel()
@@ -191,7 +181,7 @@ async def test_streams_beyond_the_limit_are_refused(service, monkeypatch):
 
 async def test_nothing_is_left_of_streams_that_die_in_any_way(service):
     await service.schedule(admission(max_tokens=4000))
-    for number in range(30):
+    for number in range(12):
         call = await service.step().open(f"r{number % 3}")
         await call.grant(1)
         match number % 3:

@@ -37,8 +37,7 @@ async def test_everything_moves_and_nothing_is_computed_again():
         for number, (follower, params) in enumerate(zip(followers, runs, strict=True)):
             record = await pair.check_end(follower, params, prompt=(number, *range(30)))
             assert (record.epoch, record.crashes, record.owner) == (2, 0, pair.b.incarnation)
-        await pair.a.has_let_go()
-        await pair.b.has_let_go()
+        await pair.has_let_go()
 
 
 async def test_four_move_at_once_and_the_shortest_first():
@@ -114,8 +113,7 @@ async def test_a_move_under_way_when_the_time_is_over_leaves_one_owner():
         record = await pair.record(follower.seq_id)
         assert (record.state, record.epoch) == (SequenceState.QUEUED, 2)
         await until(lambda: not pair.a.worker.migrations.moving)
-        await pair.a.has_let_go()
-        await pair.b.has_let_go()
+        await pair.has_let_go()
 
 
 async def test_a_worker_that_leaves_moves_what_it_has():

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
+from accepted import accepted_sequence
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from waiting import until
 
@@ -21,8 +22,8 @@ from gpu_worker.steps.step_input import StepInput
 from gpu_worker.testing.fake_runner import FakeRunner
 from octavo.internal.v1 import transfer_pb2, transfer_pb2_grpc, worker_pb2, worker_pb2_grpc
 from octavo.request.errors import CannotMove, Draining, NotFound, StoreUnavailable
-from octavo.request.ids import Incarnation, SequenceId
-from octavo.request.record import NewSequence, SequenceState
+from octavo.request.ids import SequenceId
+from octavo.request.record import SequenceState
 from octavo.request.sampling import SamplingParams
 from octavo.settings.worker import WorkerSettings
 from octavo.store.calls import QueueLimits, TakeReason, TakeRequest
@@ -91,11 +92,7 @@ class Life:
     async def run_something(self, max_tokens: int = 5000, *, scheduled: bool = True, steps: int = 0) -> None:
         """A sequence that runs for so many steps; 0: to its end."""
         params = SamplingParams(temperature=0, max_tokens=max_tokens, best_of=1, seed=0, ignore_eos=True)
-        new = NewSequence(
-            seq_id=SEQ, request_id="r", body_hash=b"", tenant="t", salt="", model="m", layout="l", sampling=b"",
-            prompt=[1, 2, 3], prompt_chain=0, num_branches=1, max_tokens=max_tokens, priority=3, deadline_in_ms=0,
-            keep_on_disconnect=True, router=Incarnation("r"),
-        )  # fmt: skip
+        new = accepted_sequence((1, 2, 3), params, seq_id=SEQ, keep_on_disconnect=True)
         await self.store.accept(new, QueueLimits())
         taken = await self.store.take_ownership(TakeRequest(SEQ, 0, self.listener.incarnation, "t", TakeReason.QUEUED))
         if not scheduled:
