@@ -35,7 +35,7 @@ def follower(extension: ModuleType) -> Iterator[tuple[socket.socket, Any, torch.
     near, far = socket.socketpair()
     team = extension.Team(memory_of(extension), 0, 1, 1.0)
     head, matrix, turns = torch.ones(32, 16), torch.ones(64, 16), torch.ones(16, 4)
-    nothing = {f"host_{name}": [NONE, NONE] for name in (*DIVIDED, "expert_inner", "shared_inner")}
+    nothing = {f"host_{name}": [NONE, NONE] for name in (*DIVIDED, "expert_inner", "shared_inner", "layers")}
     own = dict.fromkeys((*DIVIDED, "layers"), NONE)
     links = extension.HostLinks(team, [far.fileno(), -1], 1)
     room = {"tokens": TOKENS, "plan_bytes": PLAN_BYTES}
@@ -56,7 +56,7 @@ def follower(extension: ModuleType) -> Iterator[tuple[socket.socket, Any, torch.
 
 @settings(max_examples=draws(20, 200), suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(
-    kind=st.integers(0, 5),
+    kind=st.integers(0, 7),
     number=st.sampled_from([1, 1, 1, 2]),
     size=st.one_of(st.integers(-2, 2000), st.integers(-(1 << 62), 1 << 62)),
     numbers=st.lists(st.one_of(st.integers(-3, 70), st.integers(-(1 << 62), 1 << 62)), max_size=20),
