@@ -107,9 +107,7 @@ def test_what_are_no_links_is_refused_by_name(extension: ModuleType, fds: list[i
         ([(0, 1 << 62), (1 << 62, 1 << 62)], "has hosts whose layers do not follow each other"),
     ],
 )
-def test_layers_that_no_hosts_have_are_refused(
-    extension: ModuleType, layers: list[tuple[int, int]], says: str
-) -> None:
+def test_layers_that_no_hosts_have_are_refused(extension: ModuleType, layers: list[tuple[int, int]], says: str) -> None:
     team = extension.Team(memory_of(extension), 0, 1, 1.0)
     with pytest.raises(ValueError, match=f"^share: {says}"):
         decoder_of(extension, team, 0, host_layers=layers)
