@@ -159,6 +159,7 @@ LlamaShare share_of(const py::object& given) {
         share.host_vocab = spans_of(values, "host_vocab");
         share.host_expert_inner = spans_of(values, "host_expert_inner");
         share.host_shared_inner = spans_of(values, "host_shared_inner");
+        share.host_layers = spans_of(values, "host_layers");
         values.end();
     }
     return share;

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 #include <utility>
 
@@ -25,14 +26,36 @@ void append(std::vector<char>& out, const void* data, std::int64_t bytes) {
     out.insert(out.end(), begin, begin + bytes);
 }
 
-std::int64_t bytes_of(const Columns& columns, int host) {
-    return 4 * columns.rows * (*columns.spans)[static_cast<std::size_t>(host)].count;
+Span span_of(const Columns& columns, int host) { return (*columns.spans)[static_cast<std::size_t>(host)]; }
+std::int64_t bytes_of(const Columns& columns, int host) { return 4 * columns.rows * span_of(columns, host).count; }
+
+void pack(std::vector<char>& out, const Columns& columns, int host) {
+    const Span own = span_of(columns, host);
+    for (std::int64_t row = 0; row < columns.rows; ++row) {
+        append(out, columns.data + row * columns.stride + own.first, 4 * own.count);
+    }
+}
+
+// The columns of a host, which lie at `from`. Returns their end.
+const char* unpack(const Columns& columns, int host, const char* from) {
+    const Span theirs = span_of(columns, host);
+    for (std::int64_t row = 0; row < columns.rows; ++row, from += 4 * theirs.count) {
+        std::memcpy(columns.data + row * columns.stride + theirs.first, from,
+                    static_cast<std::size_t>(4 * theirs.count));
+    }
+    return from;
 }
 
 }  // namespace
 
 HostLinks::HostLinks(Team& team, std::vector<int> fds, int host)
-    : team_(team), fds_(std::move(fds)), host_(host), out_(fds_.size()), in_(fds_.size()) {
+    : team_(team),
+      fds_(std::move(fds)),
+      host_(host),
+      sent_(fds_.size()),
+      heard_(fds_.size()),
+      out_(fds_.size()),
+      in_(fds_.size()) {
     require(fds_.size() >= 2 && fds_.size() <= kMostHosts, "fds", "are not those of several hosts");
     require(host >= 0 && host < size(), "host", "is not one of the hosts");
     for (int other = 0; other < size(); ++other) {
@@ -46,26 +69,53 @@ bool HostLinks::refuse(int host) {
     return false;
 }
 
+// A frame, whose bytes are to be appended.
+std::vector<char>& HostLinks::begin_frame(int host, Frame frame, std::int64_t bytes) {
+    const auto at = static_cast<std::size_t>(host);
+    const Head head{frame, ++sent_[at], bytes};
+    out_[at].resize(sizeof(head));
+    std::memcpy(out_[at].data(), &head, sizeof(head));
+    return out_[at];
+}
+
+void HostLinks::send_begun(int host) {
+    const std::vector<char>& out = out_[static_cast<std::size_t>(host)];
+    flows_.push_back({host, out.data(), static_cast<std::int64_t>(out.size()), nullptr, 0});
+}
+
+void HostLinks::expect_frame(int host, std::int64_t bytes) {
+    std::vector<char>& in = in_[static_cast<std::size_t>(host)];
+    in.resize(sizeof(Head) + static_cast<std::size_t>(bytes));
+    flows_.push_back({host, nullptr, 0, in.data(), static_cast<std::int64_t>(in.size())});
+}
+
+bool HostLinks::is_expected(int host, Frame frame) {
+    const auto at = static_cast<std::size_t>(host);
+    Head head{};
+    std::memcpy(&head, in_[at].data(), sizeof(head));
+    return (head.frame == frame && head.number == ++heard_[at] &&
+            head.bytes == static_cast<std::int64_t>(in_[at].size() - sizeof(head))) ||
+           refuse(host);
+}
+
+const char* HostLinks::received(int host) const { return in_[static_cast<std::size_t>(host)].data() + sizeof(Head); }
+
 bool HostLinks::tell(Frame frame, const void* data, std::int64_t bytes) {
-    const Head head{frame, ++number_, bytes};
-    std::vector<char>& out = out_[kFront];
-    out.clear();
-    append(out, &head, sizeof(head));
-    append(out, data, bytes);
     flows_.clear();
     for (int other = 1; other < size(); ++other) {
-        flows_.push_back({other, out.data(), static_cast<std::int64_t>(out.size()), nullptr, 0});
+        append(begin_frame(other, frame, bytes), data, bytes);
+        send_begun(other);
     }
-    return move(flows_, team_.patience_s());
+    return move(team_.patience_s());
 }
 
 bool HostLinks::hear(Frame& frame, std::int64_t& bytes) {
     Head head{};
     flows_.assign(1, {kFront, nullptr, 0, reinterpret_cast<char*>(&head), sizeof(head)});
-    if (!move(flows_, 0)) {
+    if (!move(0)) {
         return false;
     }
-    if (head.number != ++number_ || head.bytes < 0) {
+    if (head.number != ++heard_[kFront] || head.bytes < 0) {
         return refuse(kFront);
     }
     frame = head.frame;
@@ -75,59 +125,79 @@ bool HostLinks::hear(Frame& frame, std::int64_t& bytes) {
 
 bool HostLinks::read(void* data, std::int64_t bytes) {
     flows_.assign(1, {kFront, nullptr, 0, static_cast<char*>(data), bytes});
-    return move(flows_, team_.patience_s());
+    return move(team_.patience_s());
 }
 
-bool HostLinks::exchange(std::initializer_list<Columns> columns) {
-    ++number_;
+bool HostLinks::send(int host, Frame frame, const void* data, std::int64_t bytes) {
     flows_.clear();
-    for (int other = 0; other < size(); ++other) {
+    append(begin_frame(host, frame, bytes), data, bytes);
+    send_begun(host);
+    return move(team_.patience_s());
+}
+
+bool HostLinks::receive(Frame frame, const std::vector<Parcel>& parcels) {
+    flows_.clear();
+    for (const Parcel& parcel : parcels) {
+        expect_frame(parcel.host, parcel.bytes);
+    }
+    return move(team_.patience_s()) && std::all_of(parcels.begin(), parcels.end(), [&](const Parcel& parcel) {
+               return is_expected(parcel.host, frame);
+           });
+}
+
+bool HostLinks::exchange(std::initializer_list<Columns> columns, const Span& hosts) {
+    const int first = static_cast<int>(hosts.first), end = static_cast<int>(hosts.first + hosts.count);
+    flows_.clear();
+    for (int other = first; other < end; ++other) {
         if (other == host_) {
             continue;
         }
-        std::vector<char>& out = out_[static_cast<std::size_t>(other)];
-        std::vector<char>& in = in_[static_cast<std::size_t>(other)];
-        Head head{Frame::kColumns, number_, 0};
-        std::int64_t coming = 0;
+        std::int64_t leaving = 0, coming = 0;
         for (const Columns& each : columns) {
-            head.bytes += each.for_front && other != kFront ? 0 : bytes_of(each, host_);
-            coming += each.for_front && host_ != kFront ? 0 : bytes_of(each, other);
+            leaving += bytes_of(each, host_);
+            coming += bytes_of(each, other);
         }
-        out.clear();
-        append(out, &head, sizeof(head));
+        std::vector<char>& out = begin_frame(other, Frame::kColumns, leaving);
         for (const Columns& each : columns) {
-            const Span own = (*each.spans)[static_cast<std::size_t>(host_)];
-            for (std::int64_t row = 0; row < each.rows && !(each.for_front && other != kFront); ++row) {
-                append(out, each.data + row * each.stride + own.first, 4 * own.count);
-            }
+            pack(out, each, host_);
         }
-        in.resize(sizeof(head) + static_cast<std::size_t>(coming));
-        flows_.push_back({other, out.data(), static_cast<std::int64_t>(out.size()), in.data(),
-                          static_cast<std::int64_t>(in.size())});
+        send_begun(other);
+        expect_frame(other, coming);
     }
-    if (!move(flows_, team_.patience_s())) {
+    if (!move(team_.patience_s())) {
         return false;
     }
-    for (int other = 0; other < size(); ++other) {
+    for (int other = first; other < end; ++other) {
         if (other == host_) {
             continue;
         }
-        const std::vector<char>& in = in_[static_cast<std::size_t>(other)];
-        Head head{};
-        std::memcpy(&head, in.data(), sizeof(head));
-        if (head.frame != Frame::kColumns || head.number != number_ ||
-            head.bytes != static_cast<std::int64_t>(in.size() - sizeof(head))) {
-            return refuse(other);
+        if (!is_expected(other, Frame::kColumns)) {
+            return false;
         }
-        const char* from = in.data() + sizeof(head);
+        const char* from = received(other);
         for (const Columns& each : columns) {
-            const Span theirs = (*each.spans)[static_cast<std::size_t>(other)];
-            for (std::int64_t row = 0; row < each.rows && !(each.for_front && host_ != kFront); ++row) {
-                std::memcpy(each.data + row * each.stride + theirs.first, from,
-                            static_cast<std::size_t>(4 * theirs.count));
-                from += 4 * theirs.count;
-            }
+            from = unpack(each, other, from);
         }
+    }
+    return true;
+}
+
+bool HostLinks::collect(const Columns& columns) {
+    if (host_ != kFront) {
+        flows_.clear();
+        pack(begin_frame(kFront, Frame::kColumns, bytes_of(columns, host_)), columns, host_);
+        send_begun(kFront);
+        return move(team_.patience_s());
+    }
+    std::vector<Parcel> parcels;
+    for (int other = 1; other < size(); ++other) {
+        parcels.push_back({other, bytes_of(columns, other)});
+    }
+    if (!receive(Frame::kColumns, parcels)) {
+        return false;
+    }
+    for (const Parcel& parcel : parcels) {
+        unpack(columns, parcel.host, received(parcel.host));
     }
     return true;
 }
@@ -163,13 +233,14 @@ bool HostLinks::step(Flow& flow, bool& moved) {
 }
 
 // No patience: without end. It is counted in naps, as meetings do it.
-bool HostLinks::move(std::vector<Flow>& flows, double patience_s) {
+bool HostLinks::move(double patience_s) {
     double waited_s = 0;
     std::vector<pollfd> waits;
+    const auto began = std::chrono::steady_clock::now();
     for (;;) {
         bool moved = false;
         waits.clear();
-        for (Flow& flow : flows) {
+        for (Flow& flow : flows_) {
             if (!step(flow, moved)) {
                 team_.break_off(Team::kHostGone + static_cast<std::uint32_t>(flow.host));
                 return false;
@@ -180,6 +251,9 @@ bool HostLinks::move(std::vector<Flow>& flows, double patience_s) {
             }
         }
         if (waits.empty()) {
+            if (patience_s > 0) {
+                team_.note_waited(std::chrono::steady_clock::now() - began);
+            }
             return !team_.broken();
         }
         if (moved) {
@@ -193,7 +267,7 @@ bool HostLinks::move(std::vector<Flow>& flows, double patience_s) {
             waited_s += kNapMs * 1e-3;
         }
         if (patience_s > 0 && waited_s > patience_s) {
-            const auto late = std::find_if(flows.begin(), flows.end(),
+            const auto late = std::find_if(flows_.begin(), flows_.end(),
                                            [](const Flow& flow) { return flow.out_left > 0 || flow.in_left > 0; });
             team_.break_off(Team::kHostLate + static_cast<std::uint32_t>(late->host));
             return false;

@@ -52,7 +52,12 @@ Llama::Llama(const LlamaSizes& sizes, const Weight& embedding, const Weight& hea
         const std::int64_t d = sizes_.head_dim, queries = sizes_.heads / sizes_.kv_heads * d;
         host_attended_.push_back({heads.first * queries, heads.count * queries});
         host_keys_.push_back({heads.first * d, heads.count * d});
-        host_kv_.push_back({heads.first * 2 * d, heads.count * 2 * d});
+    }
+    if (share_.links != nullptr) {
+        const std::vector<Span>& hosts = share_.host_layers;
+        const Span& here = hosts[static_cast<std::size_t>(share_.links->host())];
+        peers_ = {std::find(hosts.begin(), hosts.end(), here) - hosts.begin(),
+                  std::count(hosts.begin(), hosts.end(), here)};
     }
     if (share_.team != nullptr) {
         room_ = std::make_unique<TeamRoom>(*share_.team, sizes_, share_.tokens, share_.plan_bytes);
@@ -110,7 +115,7 @@ void Llama::run(const TensorRef& hidden, const LlamaStep& step, const std::vecto
             space_->experts.take(layer.experts, expert_part(layer.experts, share_), s.hidden, n);
         }
     }
-    const std::int64_t parts = share_.team != nullptr && share_.team->stages() > 1 ? std::min(kParts, n) : 1;
+    const std::int64_t parts = is_staged() ? std::min(kParts, n) : 1;
     for (std::int64_t i = 0; i < parts; ++i) {
         Part& part = space_->parts[i];
         if (parts > 1) {
@@ -130,7 +135,7 @@ void Llama::run(const TensorRef& hidden, const LlamaStep& step, const std::vecto
             Run(*this, space_->parts[i], kv, thread, threads)();
         }
         Run whole(*this, space_->parts[0], kv, thread, threads);
-        whole.wait_for_stages();
+        whole.end_step(step, parts);
         if (hidden.given()) {  // some row is wanted
             whole.take_rows(hidden);
         }

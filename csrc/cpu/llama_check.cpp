@@ -1,4 +1,5 @@
 // What a decoder of the Llama family refuses.
+#include <algorithm>
 #include <cmath>
 #include <tuple>
 #include <utility>
@@ -121,7 +122,6 @@ void Llama::check_head_norms(const LlamaLayer& layer) const {
 // The spans of hosts are there, and the own ones lie within that of this host.
 void Llama::check_hosts() const {
     const LlamaShare& share = share_;
-    require(share.links == nullptr || share.team->stages() == 1, "share", "has stages on several hosts");
     const std::size_t hosts = share.links == nullptr ? 0 : static_cast<std::size_t>(share.links->size());
     const LlamaSizes& s = sizes_;
     for (const auto& [own, spans, all] :
@@ -140,6 +140,28 @@ void Llama::check_hosts() const {
                     "is not in that of its host");
         }
     }
+    if (hosts > 0) {
+        check_layers_of_hosts();
+    }
+}
+
+// Each stage has equally many hosts, or each host equally many stages, one after the other.
+void Llama::check_layers_of_hosts() const {
+    const std::vector<Span>& hosts = share_.host_layers;
+    require(hosts.size() == static_cast<std::size_t>(share_.links->size()), "share", "has no span for each host");
+    const auto of_stage = static_cast<std::size_t>(std::count(hosts.begin(), hosts.end(), hosts.front()));
+    const auto layers = static_cast<std::int64_t>(layers_.size());
+    std::int64_t end = 0;
+    for (std::size_t host = 0; host < hosts.size(); ++host) {
+        const bool follows = hosts[host].first == end && within(hosts[host], layers);
+        require(host % of_stage == 0 ? follows : hosts[host] == hosts[host - 1], "share",
+                "has hosts whose layers do not follow each other");
+        end = hosts[host].first + hosts[host].count;
+    }
+    const Span& here = hosts[static_cast<std::size_t>(share_.links->host())];
+    require(end == layers && hosts.size() % of_stage == 0 && share_.layers.first >= here.first &&
+                share_.layers.first + share_.layers.count <= here.first + here.count,
+            "share", "has layers that are not in those of its host");
 }
 
 void Llama::check(const TensorRef& hidden, const LlamaStep& step, const std::vector<KvPages>& kv) const {

@@ -92,7 +92,6 @@ class Llama::Run {
         x_ = (room != nullptr ? room->x : space.x.take(0)) + part.first * s_.hidden;
         attended_ = (room != nullptr ? room->attended : space.attended.take(0)) + part.first * s_.heads * s_.head_dim;
         inner_ = (room != nullptr ? room->inner : space.inner.take(0)) + part.first * TeamRoom::inner_of(s_);
-        shown_kv_ = share_.links != nullptr ? room->kv + part.first * 2 * s_.kv_heads * s_.head_dim : nullptr;
         queries_ = room != nullptr ? room->queries + part.first * s_.heads * s_.head_dim : nullptr;
         keys_ = room != nullptr ? room->keys + part.first * s_.kv_heads * s_.head_dim : nullptr;
         normed_ = space.normed.take(0);
@@ -117,20 +116,18 @@ class Llama::Run {
             }
             if (share_.team != nullptr && m_.normed_together(layer)) {
                 show_heads();
-                meet({{queries_, num_tokens_, s_.heads * s_.head_dim, &m_.host_attended_, false},
-                      {keys_, num_tokens_, s_.kv_heads * s_.head_dim, &m_.host_keys_, false}});
+                meet({{queries_, num_tokens_, s_.heads * s_.head_dim, &m_.host_attended_},
+                      {keys_, num_tokens_, s_.kv_heads * s_.head_dim, &m_.host_keys_}});
             }
             if (share_.kv_heads.count > 0) {
                 place(layer, m_.space_->own[index]);
                 attend(layer, m_.space_->own[index]);
             }
-            meet({{attended_, num_tokens_, s_.heads * s_.head_dim, &m_.host_attended_, false},
-                  {shown_kv_, num_tokens_, 2 * s_.kv_heads * s_.head_dim, &m_.host_kv_, true}});
-            keep_shown(kv_[index]);
+            meet({{attended_, num_tokens_, s_.heads * s_.head_dim, &m_.host_attended_}});
             round(layer.out, attended_);
             product(layer.out, attended_, layer.out_bias, x_ + share_.hidden.first, s_.hidden, true);
             adapt(index, &LoraLayer::out, attended_, s_.heads * s_.head_dim, x_, s_.hidden);
-            meet({{x_, num_tokens_, s_.hidden, &share_.host_hidden, false}});
+            meet({{x_, num_tokens_, s_.hidden, &share_.host_hidden}});
             if (!layer.experts.router.empty()) {
                 ask_experts(layer);
                 continue;
@@ -141,16 +138,21 @@ class Llama::Run {
             activate(layer.down);
             product(layer.down, inner_, layer.down_bias, x_ + share_.hidden.first, s_.hidden, true);
             adapt(index, &LoraLayer::down, inner_, s_.inner, x_, s_.hidden);
-            meet({{x_, num_tokens_, s_.hidden, &share_.host_hidden, false}});
+            meet({{x_, num_tokens_, s_.hidden, &share_.host_hidden}});
         }
         if (stages() > 1) {
             thread_.each(share_.team->rank_in_stage() == 0, [&](std::int64_t) { share_.team->pass_on(); });
+        } else if (m_.speaks() && m_.host_after() >= 0) {
+            thread_.each(1, [&](std::int64_t) { m_.send_states(m_.host_after(), part_.first, num_tokens_); });
         }
     }
 
-    // After all parts of a step, in the front: until then the last stage reads the step and writes its keys and values.
-    void wait_for_stages() {
-        if (stages() > 1 && share_.team->rank() == 0) {
+    // After all parts of a step, in the first rank of a host: until then the last stage there reads the step and writes
+    // its keys and values.
+    void end_step(const LlamaStep& step, std::int64_t parts) {
+        if (m_.speaks()) {
+            thread_.each(1, [&](std::int64_t) { m_.end_step(step, parts, kv_); });
+        } else if (stages() > 1 && share_.team->rank() == 0) {
             thread_.each(1, [&](std::int64_t) { share_.team->wait_for_end(); });
         }
     }
@@ -179,12 +181,17 @@ class Llama::Run {
 
     int stages() const { return share_.team != nullptr ? share_.team->stages() : 1; }
 
-    // The embeddings, or what the stage before has left.
+    // The embeddings, or what the stage before has left or sent.
     void begin() {
         if (stages() > 1) {
             thread_.each(1, [&](std::int64_t) { share_.team->wait_for_part(); });
         }
-        if (share_.team == nullptr || share_.team->stage() == 0) {
+        if (share_.team != nullptr && share_.team->stage() > 0) {
+            return;
+        }
+        if (share_.links != nullptr && m_.host_before() >= 0) {
+            thread_.each(m_.speaks(), [&](std::int64_t) { m_.receive_states(part_.first, num_tokens_); });
+        } else {
             const std::int64_t rank = share_.team != nullptr ? share_.team->rank_in_stage() : 0;
             const std::int64_t ranks = share_.team != nullptr ? share_.team->stage_size() : 1;
             each((num_tokens_ - rank + ranks - 1) / ranks, [&](std::int64_t i) {
@@ -195,8 +202,8 @@ class Llama::Run {
                     x[j] *= s_.embedding_scale;
                 }
             });
-            meet();
         }
+        meet();
     }
 
     // All ranks of the stage have done what they do before it, and other hosts' columns are there, too. Whether the
@@ -205,33 +212,14 @@ class Llama::Run {
         if (share_.team != nullptr) {
             thread_.each(1, [&](std::int64_t) {
                 share_.team->meet_in_step();
-                if (share_.links != nullptr && columns.size() > 0) {
+                if (m_.peers_.count > 1 && columns.size() > 0) {
                     if (share_.team->rank() == 0) {
-                        share_.links->exchange(columns);
+                        share_.links->exchange(columns, m_.peers_);
                     }
                     share_.team->meet_in_step();
                 }
             });
         }
-    }
-
-    // In the front: what other hosts have placed in their blocks, so that its own can be swapped, copied and sent.
-    void keep_shown(const KvPages& kv) {
-        if (share_.links == nullptr || share_.links->host() != 0 || share_.team->rank() != 0) {
-            return;
-        }
-        const std::int64_t d = s_.head_dim, row = 2 * s_.kv_heads * d;
-        const auto [own, count] = share_.host_kv_heads.front();
-        each(num_tokens_, [&, first = own, end = own + count](std::int64_t t) {
-            const std::int64_t slot = step_.slots.as<std::int64_t>()[t];
-            for (std::int64_t h = 0; slot >= 0 && h < s_.kv_heads; ++h) {
-                if (h < first || h >= end) {
-                    const float* shown = shown_kv_ + t * row + 2 * h * d;
-                    k_.write_slot(kv, kv.keys, slot / kv.block_size, h, slot % kv.block_size, shown);
-                    k_.write_slot(kv, kv.values, slot / kv.block_size, h, slot % kv.block_size, shown + d);
-                }
-            }
-        });
     }
 
     void ask_experts(const LlamaLayer& layer) {
@@ -240,10 +228,10 @@ class Llama::Run {
         ExpertRun run(experts, expert_part(experts, share_), m_.space_->experts, s_.hidden, num_tokens_, normed_,
                       inputs_, share_.team != nullptr ? inner_ : nullptr, thread_, threads_);
         run.make_states();
-        meet({{inner_, num_tokens_ * experts.top, expert_inner(experts), &share_.host_expert_inner, false},
-              {run.shared_states(), num_tokens_, shared_inner(experts), &share_.host_shared_inner, false}});
+        meet({{inner_, num_tokens_ * experts.top, expert_inner(experts), &share_.host_expert_inner},
+              {run.shared_states(), num_tokens_, shared_inner(experts), &share_.host_shared_inner}});
         run.add_results(x_);
-        meet({{x_, num_tokens_, s_.hidden, &share_.host_hidden, false}});
+        meet({{x_, num_tokens_, s_.hidden, &share_.host_hidden}});
     }
 
     // Of queries, keys and values of a token.
@@ -328,11 +316,6 @@ class Llama::Run {
                 }
             }
             const std::int64_t slot = step_.slots.as<std::int64_t>()[t];
-            for (std::int64_t h = 0; shown_kv_ != nullptr && h < kv_heads; ++h) {
-                float* shown = shown_kv_ + (t * s_.kv_heads + share_.kv_heads.first + h) * 2 * d;
-                std::copy_n(heads + (queries + h) * d, d, shown);
-                std::copy_n(heads + (turning + h) * d, d, shown + d);
-            }
             for (std::int64_t h = 0; slot >= 0 && h < kv_heads; ++h) {
                 k_.write_slot(kv, kv.keys, slot / size, h, slot % size, heads + (queries + h) * d);
                 k_.write_slot(kv, kv.values, slot / size, h, slot % size, heads + (turning + h) * d);
@@ -370,7 +353,7 @@ class Llama::Run {
             }
         });
         if (share_.team != nullptr) {
-            meet({{inner_, num_tokens_, s_.inner, &share_.host_inner, false}});
+            meet({{inner_, num_tokens_, s_.inner, &share_.host_inner}});
             round(next, inner_);
         }
     }
@@ -385,7 +368,7 @@ class Llama::Run {
     const int threads_;
     const Kernels& k_;
     std::int64_t num_tokens_;
-    float *x_, *normed_, *qkv_, *attended_, *gate_up_, *inner_, *low_, *shown_kv_, *queries_, *keys_;
+    float *x_, *normed_, *qkv_, *attended_, *gate_up_, *inner_, *low_, *queries_, *keys_;
     std::int64_t low_rows_;
     Inputs inputs_;
 };

@@ -64,11 +64,10 @@ bool place_mirrored(const TensorRef& arena, std::vector<char>& said) {
 }  // namespace
 
 void Llama::serve(const std::vector<KvCache>& kv, const TensorRef& arena) {
-    const bool speaks = share_.links != nullptr && share_.team->rank() == 0;  // with other hosts
-    require(room_ != nullptr && (share_.team->rank() > 0 || (speaks && share_.links->host() > 0)), "share",
+    require(room_ != nullptr && (share_.team->rank() > 0 || (speaks() && share_.links->host() > 0)), "share",
             "is not that of a rank that serves");
     require(kv.size() == layers_.size(), "kv", "has another number of layers");
-    if (speaks) {
+    if (speaks()) {
         check_arena(arena);
     }
     std::vector<KvPages> layers;
@@ -76,7 +75,7 @@ void Llama::serve(const std::vector<KvCache>& kv, const TensorRef& arena) {
         layers.push_back(kv_pages(layer, sizes_.head_dim));
         require(layers.back().num_heads == sizes_.kv_heads, "kv", "has another number of heads");
     }
-    while ((!speaks || hear_order(arena)) && share_.team->meet_for_orders()) {
+    while ((!speaks() || hear_order(arena)) && share_.team->meet_for_orders()) {
         switch (room_->order()) {
             case Order::kForward:
                 run(TensorRef{}, room_->step(), layers);
@@ -210,8 +209,8 @@ void Llama::share_of_logits(std::int64_t rows) const {
     linear(floats(room_->logits + share_.vocab.first, share_.vocab.count, sizes_.vocab),
            floats(room_->hidden, sizes_.hidden, sizes_.hidden), head_, TensorRef{});
     share_.team->meet_all();
-    if (share_.links != nullptr && share_.team->rank() == 0) {
-        share_.links->exchange({{room_->logits, rows, sizes_.vocab, &share_.host_vocab, true}});
+    if (speaks()) {
+        share_.links->collect({room_->logits, rows, sizes_.vocab, &share_.host_vocab});
     }
 }
 

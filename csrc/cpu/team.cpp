@@ -123,7 +123,13 @@ bool Team::wait_for_part() {
     return stage() == 0 || wait_for((stage() - 1) * stage_size(), kPart, begun_, patience_s_);
 }
 
-bool Team::wait_for_end() { return wait_for((stages_ - 1) * stage_size(), kPart, begun_, patience_s_); }
+bool Team::wait_for_end(std::uint32_t later) {
+    return wait_for((stages_ - 1) * stage_size(), kPart, begun_ - later, patience_s_);
+}
+
+void Team::note_waited(std::chrono::nanoseconds passed) {
+    control_->lines[rank_].waited_ns.fetch_add(static_cast<std::uint64_t>(passed.count()), std::memory_order_relaxed);
+}
 
 // No patience: without end.
 bool Team::wait_for(int other, Gate gate, std::uint32_t number, double patience_s) {
@@ -157,10 +163,7 @@ bool Team::wait_for(int other, Gate gate, std::uint32_t number, double patience_
         sleepers.fetch_sub(1, std::memory_order_relaxed);
     }
     if (patience_s > 0) {
-        const auto passed = std::chrono::steady_clock::now() - began;
-        control_->lines[rank_].waited_ns.fetch_add(
-            static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(passed).count()),
-            std::memory_order_relaxed);
+        note_waited(std::chrono::steady_clock::now() - began);
     }
     return !broken();
 }

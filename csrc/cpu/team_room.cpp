@@ -56,7 +56,6 @@ TeamRoom::TeamRoom(const Team& team, const LlamaSizes& sizes, std::int64_t token
     x = floats(tokens, sizes.hidden);
     attended = floats(tokens, sizes.heads * sizes.head_dim);
     inner = floats(tokens, inner_of(sizes));
-    kv = floats(tokens, 2 * sizes.kv_heads * sizes.head_dim);
     queries = floats(tokens, sizes.heads * sizes.head_dim);
     keys = floats(tokens, sizes.kv_heads * sizes.head_dim);
     hidden = floats(kRows, sizes.hidden);
@@ -67,8 +66,8 @@ std::int64_t TeamRoom::bytes(const LlamaSizes& s, std::int64_t tokens, std::int6
     require(tokens > 0 && plan_bytes > 0, "tokens", "leave no room for a step");
     return lines(sizeof(Header)) + lines(plan_bytes) + lines(volume({4, tokens, s.hidden})) +
            2 * lines(volume({4, tokens, s.heads, s.head_dim})) + lines(volume({4, tokens, inner_of(s)})) +
-           lines(volume({8, tokens, s.kv_heads, s.head_dim})) + lines(volume({4, tokens, s.kv_heads, s.head_dim})) +
-           lines(volume({4, kRows, s.hidden})) + lines(volume({4, kRows, s.vocab}));
+           lines(volume({4, tokens, s.kv_heads, s.head_dim})) + lines(volume({4, kRows, s.hidden})) +
+           lines(volume({4, kRows, s.vocab}));
 }
 
 void TeamRoom::order_forward(const LlamaStep& step) {

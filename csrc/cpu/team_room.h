@@ -34,7 +34,6 @@ class TeamRoom {
 
     // [tokens, hidden], [tokens, heads head_dim], [tokens, inner_of(sizes)], [kRows, hidden], [kRows, vocab]
     float *x = nullptr, *attended = nullptr, *inner = nullptr, *hidden = nullptr, *logits = nullptr;
-    float* kv = nullptr;  // [tokens, kv_heads, 2, head_dim]: of a layer, for the front's host
     // [tokens, heads head_dim], [tokens, kv_heads head_dim]: of a layer that norms those of all heads together
     float *queries = nullptr, *keys = nullptr;
 

@@ -88,11 +88,15 @@ def _refuse(ranks: int, stages: int, hosts: int, device: str) -> None:
         raise InvalidArgument(asked, f"a group runs on CPUs alone, not on {device}: leave it out")
     if native.load() is None:
         raise InvalidArgument(asked, f"a group needs the extension: {native.rebuild()}, or leave it out")
-    if hosts > 1 and stages > 1:
-        raise InvalidArgument("pipeline_parallel", f"stages run on one host alone, not on {hosts}: leave it out")
+    if stages % hosts and hosts % stages:
+        raise InvalidArgument(
+            "pipeline_parallel",
+            f"{stages} stages and {hosts} hosts: the one is to be a multiple of the other, so that a host has whole"
+            " stages, or a stage whole hosts",
+        )
     if ranks * stages % hosts or ranks * stages < hosts:
         raise InvalidArgument(
-            "tensor_parallel", f"{ranks} ranks are not equally many on {hosts} hosts: give a multiple"
+            "tensor_parallel", f"{ranks * stages} ranks are not equally many on {hosts} hosts: give a multiple"
         )
 
 

@@ -29,19 +29,24 @@ def memory_of(extension: ModuleType) -> torch.Tensor:
     return whole[-whole.data_ptr() % 64 :][:size]
 
 
+def decoder_of(extension: ModuleType, team: Any, fd: int, **changes: Any) -> Any:
+    """One without layers, of a host other than the front's."""
+    head, matrix, turns = torch.ones(32, 16), torch.ones(64, 16), torch.ones(16, 4)
+    nothing = {f"host_{name}": [NONE, NONE] for name in (*DIVIDED, "expert_inner", "shared_inner", "layers")}
+    own = dict.fromkeys((*DIVIDED, "layers"), NONE)
+    links = extension.HostLinks(team, [fd, -1], 1)
+    room = {"tokens": TOKENS, "plan_bytes": PLAN_BYTES}
+    share = {"team": team, "links": links, **room, **own, "vocab": (32, 32), **nothing, "host_vocab": HALVES, **changes}
+    weights = (extension.Weight(matrix, "f32", 64, 16), extension.Weight(head, "f32", 32, 16))
+    return extension.Llama(SIZES, *weights, torch.ones(16), turns, turns, [], share=share)
+
+
 @contextmanager
 def follower(extension: ModuleType) -> Iterator[tuple[socket.socket, Any, torch.Tensor, threading.Thread]]:
     """The front's end of a stream to a host that serves a decoder without layers; its team, its arena, its thread."""
     near, far = socket.socketpair()
     team = extension.Team(memory_of(extension), 0, 1, 1.0)
-    head, matrix, turns = torch.ones(32, 16), torch.ones(64, 16), torch.ones(16, 4)
-    nothing = {f"host_{name}": [NONE, NONE] for name in (*DIVIDED, "expert_inner", "shared_inner")}
-    own = dict.fromkeys((*DIVIDED, "layers"), NONE)
-    links = extension.HostLinks(team, [far.fileno(), -1], 1)
-    room = {"tokens": TOKENS, "plan_bytes": PLAN_BYTES}
-    share = {"team": team, "links": links, **room, **own, "vocab": (32, 32), **nothing, "host_vocab": HALVES}
-    weights = (extension.Weight(matrix, "f32", 64, 16), extension.Weight(head, "f32", 32, 16))
-    decoder = extension.Llama(SIZES, *weights, torch.ones(16), turns, turns, [], share=share)
+    decoder = decoder_of(extension, team, far.fileno())
     arena = torch.zeros(2, 3, 8)
     thread = threading.Thread(target=lambda: decoder.serve(extension.Kv([]), arena))
     thread.start()
@@ -56,7 +61,7 @@ def follower(extension: ModuleType) -> Iterator[tuple[socket.socket, Any, torch.
 
 @settings(max_examples=draws(20, 200), suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(
-    kind=st.integers(0, 5),
+    kind=st.integers(0, 7),
     number=st.sampled_from([1, 1, 1, 2]),
     size=st.one_of(st.integers(-2, 2000), st.integers(-(1 << 62), 1 << 62)),
     numbers=st.lists(st.one_of(st.integers(-3, 70), st.integers(-(1 << 62), 1 << 62)), max_size=20),
@@ -91,3 +96,18 @@ def test_what_are_no_links_is_refused_by_name(extension: ModuleType, fds: list[i
     team = extension.Team(memory_of(extension), 0, 1, 1.0)
     with pytest.raises(ValueError, match=f"^{field}: "):
         extension.HostLinks(team, fds, host)
+
+
+@pytest.mark.parametrize(
+    ("layers", "says"),
+    [
+        ([NONE], "has no span for each host"),
+        ([(0, 1), NONE], "has hosts whose layers do not follow each other"),
+        ([(0, -1), (-1, 1)], "has hosts whose layers do not follow each other"),
+        ([(0, 1 << 62), (1 << 62, 1 << 62)], "has hosts whose layers do not follow each other"),
+    ],
+)
+def test_layers_that_no_hosts_have_are_refused(extension: ModuleType, layers: list[tuple[int, int]], says: str) -> None:
+    team = extension.Team(memory_of(extension), 0, 1, 1.0)
+    with pytest.raises(ValueError, match=f"^share: {says}"):
+        decoder_of(extension, team, 0, host_layers=layers)

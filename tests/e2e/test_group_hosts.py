@@ -40,10 +40,10 @@ class HostsCluster(Cluster):
         return Process(name, self._command(name), self.directory / f"{name}.log", ROOT)
 
 
-@pytest.fixture
-def cluster(tmp_path):
+@pytest.fixture(params=["--tensor-parallel", "--pipeline-parallel"])
+def cluster(tmp_path, request):
     model = ("--model", str(folder_llama(tmp_path / "model")), "--threads", "1", "--kv-cache-bytes", "8MiB")
-    kinds = (("--tensor-parallel", "2", "--launcher", "torchrun"), ())
+    kinds = ((request.param, "2", "--launcher", "torchrun"), ())
     cluster = HostsCluster(
         tmp_path / "cluster",
         Shape(routers=1, workers=2, runner="model", start_s=180.0, worker_args=model, each_worker=kinds),

@@ -104,10 +104,21 @@ def test_groups_scale_as_a_whole(objects):
     assert scaled["spec"]["scaleTargetRef"] == target
 
 
+def test_hosts_may_have_a_stage_each():
+    worker = {"group": {"size": 3}, "settings": {"pipeline_parallel": 3}}
+    rendered = by_name(template("--set-json", f"worker={json.dumps(worker)}"))
+    (found,) = of_kind(rendered, "LeaderWorkerSet").values()
+    given = variables(found["spec"]["leaderWorkerTemplate"]["leaderTemplate"])
+    assert given["OCTAVO_WORKER_PIPELINE_PARALLEL"] == "3"
+    assert "OCTAVO_WORKER_TENSOR_PARALLEL" not in given
+
+
 @pytest.mark.parametrize(
     ("value", "says"),
     [
-        ({"settings": {"tensor_parallel": 4}}, "settings.tensor_parallel has to be a multiple of worker.group.size"),
+        ({"settings": {"tensor_parallel": 4}}, "has to be a multiple of worker.group.size: each host has equally many"),
+        ({"settings": {"pipeline_parallel": 4}}, "has to be a multiple of worker.group.size: each host has equally"),
+        ({"settings": {"tensor_parallel": 3, "pipeline_parallel": 2}}, "the one has to be a multiple of the other"),
         ({"cache": {"persistent": True}}, "do not go together"),
     ],
 )

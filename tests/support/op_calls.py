@@ -376,7 +376,10 @@ def group_of(module, host):
         **dict.fromkeys(("kv_heads", "hidden", "inner", "layers"), none),
         "vocab": (0, VOCAB),
         "links": module.HostLinks(made, [-1, far] if host == 0 else [far, -1], host),
-        **{f"host_{name}": [none, none] for name in ("kv_heads", "hidden", "inner", "expert_inner", "shared_inner")},
+        **{
+            f"host_{name}": [none, none]
+            for name in ("kv_heads", "hidden", "inner", "expert_inner", "shared_inner", "layers")
+        },
         "host_vocab": [(0, VOCAB), (0, VOCAB)],
     }
     sizes = {"vocab": VOCAB, "hidden": HIDDEN, "inner": INNER, "heads": 2, "kv_heads": 2, "head_dim": 16}

@@ -2,7 +2,8 @@
 // sent.
 //
 // There is a stream to each other host, and what goes through it has a fixed order, which both sides know: orders of
-// the front (host 0), and in a step the columns that each host has computed. The first rank of a host sends and
+// the front (host 0); in a step the columns that each host of a stage has computed, and the states that a stage has
+// left for the next one; and at its end what hosts have written into blocks. The first rank of a host sends and
 // receives for all. No process trusts what it is sent to fit: frames say their kind, number and size.
 //
 // What goes wrong breaks the team of this host.
@@ -18,6 +19,8 @@ namespace octavo {
 
 struct Span {
     std::int64_t first = 0, count = 0;
+
+    bool operator==(const Span& other) const { return first == other.first && count == other.count; }
 };
 
 // Some columns of f32 [rows, stride] belong to each host.
@@ -25,10 +28,15 @@ struct Columns {
     float* data;
     std::int64_t rows, stride;
     const std::vector<Span>* spans;  // by host
-    bool for_front;                  // else for all hosts
 };
 
-enum class Frame : std::uint32_t { kColumns, kOrder, kHidden, kBlocks };
+// What comes from a host.
+struct Parcel {
+    int host;
+    std::int64_t bytes;
+};
+
+enum class Frame : std::uint32_t { kColumns, kOrder, kHidden, kBlocks, kStates, kSlots };
 
 class HostLinks {
   public:
@@ -47,8 +55,14 @@ class HostLinks {
     // In other hosts: waits for the front, without end; then `read` has to take so many bytes.
     bool hear(Frame& frame, std::int64_t& bytes);
     bool read(void* data, std::int64_t bytes);
-    // In all hosts at once: own columns go to the others, and theirs come.
-    bool exchange(std::initializer_list<Columns> columns);
+    // In some neighbouring hosts at once: own columns go to the others of them, and theirs come.
+    bool exchange(std::initializer_list<Columns> columns, const Span& hosts);
+    // In all hosts at once: the front gets the columns of the others.
+    bool collect(const Columns& columns);
+    // To one host, and from some, in one frame each. `received` is valid until the next call.
+    bool send(int host, Frame frame, const void* data, std::int64_t bytes);
+    bool receive(Frame frame, const std::vector<Parcel>& parcels);
+    const char* received(int host) const;
     // What was sent is not what it can be.
     bool refuse(int host);
 
@@ -61,13 +75,17 @@ class HostLinks {
         std::int64_t in_left;
     };
 
-    bool move(std::vector<Flow>& flows, double patience_s);
+    std::vector<char>& begin_frame(int host, Frame frame, std::int64_t bytes);
+    void send_begun(int host);
+    void expect_frame(int host, std::int64_t bytes);
+    bool is_expected(int host, Frame frame);
+    bool move(double patience_s);
     bool step(Flow& flow, bool& moved);
 
     Team& team_;
     std::vector<int> fds_;
     int host_;
-    std::uint32_t number_ = 0;  // of frames to or from all
+    std::vector<std::uint32_t> sent_, heard_;  // frames, by host
     std::uint64_t num_sent_bytes_ = 0;
     std::vector<std::vector<char>> out_, in_;
     std::vector<Flow> flows_;

@@ -26,7 +26,8 @@ struct LlamaSizes {
 // a rank computes the whole of what it computes, from inputs that the others have left in the team's memory. So a
 // result has the same bits whatever the number of ranks.
 //
-// The stages of a team compute a step in two parts, so that one has the second while the next one has the first.
+// The stages of a group compute a step in two parts, so that one has the second while the next one has the first. A
+// host has some whole stages, or a stage has some whole hosts.
 struct LlamaShare {
     Team* team = nullptr;                     // null: there is one rank, which computes everything
     std::int64_t tokens = 0, plan_bytes = 0;  // of a step, at most: the same in all ranks
@@ -36,6 +37,7 @@ struct LlamaShare {
     Span layers;                      // of its stage
     HostLinks* links = nullptr;       // null: all ranks are on one host, and the spans of hosts are not looked at
     std::vector<Span> host_kv_heads, host_hidden, host_inner, host_vocab, host_expert_inner, host_shared_inner;
+    std::vector<Span> host_layers;  // those of neighbours are the same, or follow each other
 };
 
 // Matrices one below the other, of any formats that round their inputs alike.
@@ -146,16 +148,27 @@ class Llama {
     void check_head_norms(const LlamaLayer& layer) const;
     void check_experts_share(const Experts& experts) const;
     void check_hosts() const;
+    void check_layers_of_hosts() const;
     void check(const TensorRef& hidden, const LlamaStep& step, const std::vector<KvPages>& kv) const;
     void run(const TensorRef& hidden, const LlamaStep& step, const std::vector<KvPages>& kv);
     bool normed_together(const LlamaLayer& layer) const;
     void share_of_logits(std::int64_t rows) const;
     void tell_order() const;
     bool hear_order(const TensorRef& arena);
+    bool speaks() const { return share_.links != nullptr && share_.team->rank() == 0; }  // with other hosts
+    bool is_staged() const;
+    int host_before() const;
+    int host_after() const;
+    bool send_states(int host, std::int64_t first, std::int64_t count) const;
+    bool receive_states(std::int64_t first, std::int64_t count) const;
+    bool end_step(const LlamaStep& step, std::int64_t parts, const std::vector<KvPages>& kv) const;
+    bool tell_end(const LlamaStep& step, const std::vector<KvPages>& kv) const;
+    bool hear_end(const LlamaStep& step, const std::vector<KvPages>& kv) const;
 
     LlamaSizes sizes_;
     LlamaShare share_;
-    std::vector<Span> host_attended_, host_keys_, host_kv_;  // columns of activations
+    std::vector<Span> host_attended_, host_keys_;  // columns of activations
+    Span peers_;                                   // the hosts that have the layers of this one
     Weight embedding_, head_;
     TensorRef norm_, cos_, sin_;
     std::vector<LlamaLayer> layers_;

@@ -11,6 +11,7 @@
 // was computed since is worth nothing.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <string>
 
@@ -43,7 +44,10 @@ class Team {
     bool meet_for_orders();  // all ranks, for as long as it takes
     void pass_on();          // in the first rank of a stage: one part more is done
     bool wait_for_part();    // until the stage before this one has passed on as many parts as this was called for
-    bool wait_for_end();     // in rank 0: until the last stage has done as many parts as this stage
+    // In rank 0: until the last stage has done as many parts as this stage, but for the `later` last ones.
+    bool wait_for_end(std::uint32_t later = 0);
+    // What this rank has waited for other hosts.
+    void note_waited(std::chrono::nanoseconds passed);
 
     // From any thread. `why` is one of the numbers of `trouble`.
     void break_off(std::uint32_t why = 1);

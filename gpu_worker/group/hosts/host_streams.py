@@ -81,8 +81,9 @@ def meet_hosts(place: HostPlace, tls: ListenerTls | None) -> HostStreams:
             store.set("secret", secrets.token_hex(16))
         store.set(f"host{place.host}", json.dumps([address, listener.getsockname()[1]]))
         secret = store.get("secret").decode()
-        for other in range(place.host):
-            at, port = json.loads(store.get(f"host{other}"))
+        # All are asked for before the first call: the front, which holds the rendezvous, ends it once all have called.
+        before = [json.loads(store.get(f"host{other}")) for other in range(place.host)]
+        for other, (at, port) in enumerate(before):
             for kind in (WORDS, COLUMNS) if other == 0 else (COLUMNS,):
                 call = socket.create_connection((at, port), timeout=MEETING_S)
                 greeting = json.dumps({"host": place.host, "kind": kind, "secret": secret}) + "\n"

@@ -66,7 +66,7 @@ spec:
         - {name: MASTER_PORT, value: "29500"}
         - {name: RANK, value: $(LWS_WORKER_INDEX)}
         - {name: WORLD_SIZE, value: $(LWS_GROUP_SIZE)}
-        {{- if not (hasKey $worker.settings "tensor_parallel") }}
+        {{- if not (or (hasKey $worker.settings "tensor_parallel") (hasKey $worker.settings "pipeline_parallel")) }}
         - {name: OCTAVO_WORKER_TENSOR_PARALLEL, value: {{ $worker.group.size | int64 | toString | quote }}}
         {{- end }}
         {{- end }}
@@ -143,8 +143,13 @@ Arguments: root, component, name, worker. */ -}}
 {{- if $worker.cache.persistent }}
 {{- fail (printf "%s: worker.cache.persistent and worker.group.size above 1 do not go together: a LeaderWorkerSet has no claims of its pods here. Put packed weights on a volume of yours by worker.extraVolumes and settings.packed_cache" $name) }}
 {{- end }}
-{{- if mod (int (get $worker.settings "tensor_parallel" | default $worker.group.size)) (int $worker.group.size) }}
-{{- fail (printf "%s: settings.tensor_parallel has to be a multiple of worker.group.size: each host has equally many ranks" $name) }}
+{{- $stages := int (get $worker.settings "pipeline_parallel" | default 1) }}
+{{- $ranks := int (get $worker.settings "tensor_parallel" | default (ternary 1 $worker.group.size (gt $stages 1))) }}
+{{- if mod (mul $ranks $stages) (int $worker.group.size) }}
+{{- fail (printf "%s: settings.tensor_parallel, times settings.pipeline_parallel, has to be a multiple of worker.group.size: each host has equally many ranks" $name) }}
+{{- end }}
+{{- if and (mod $stages (int $worker.group.size)) (mod (int $worker.group.size) $stages) }}
+{{- fail (printf "%s: settings.pipeline_parallel and worker.group.size: the one has to be a multiple of the other" $name) }}
 {{- end }}
 {{- with .root -}}
 apiVersion: leaderworkerset.x-k8s.io/v1

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from certificates import Certificates
 from effort import some
+from folder_llama import folder_llama
 from guard.processes import descendants, exists, lasting, state_of
 from live.network_hosts import network_hosts, run, why_none
 from live.process import Process, wait_until
@@ -45,18 +46,27 @@ class OtherHost:
     address: str
     command: Callable[[list[str]], list[str]]
     device: str = ""  # by which this process reaches it; empty: it is on this one's own network
+    own_address: str = ""
     programs: list[Process] = field(default_factory=list)
 
-    def follow(self, flags: list[str]) -> HostPlace:
-        """Starts the program there. Returns the place of this process, which is the front's."""
+    def follow(self, flags: list[str], hosts: int = 2) -> HostPlace:
+        """Starts the program there, as each host but the front's. Returns the place of this process, which is that."""
         with socket.create_server((self.address, 0)) as probe:
             port = probe.getsockname()[1]
-        words = [f"MASTER_ADDR={self.address}", f"MASTER_PORT={port}", "WORLD_SIZE=2", "RANK=1"]
+        words = [f"MASTER_ADDR={self.address}", f"MASTER_PORT={port}", f"WORLD_SIZE={hosts}"]
         program = [sys.executable, "-m", "gpu_worker", "--launcher", "torchrun", *flags]
-        command = self.command(["/usr/bin/env", *words, *program])
-        self.programs.append(Process("follower", command, self.directory / "follower.log", ROOT))
-        self.programs[-1].start()
-        return HostPlace(0, 2, Endpoint(self.address, port))
+        for host in range(1, hosts):
+            command = self.command(["/usr/bin/env", *words, f"RANK={host}", *program])
+            self.programs.append(Process("follower", command, self.directory / f"follower{host}.log", ROOT))
+            self.programs[-1].start()
+        return HostPlace(0, hosts, Endpoint(self.address, port))
+
+    def cut(self) -> None:
+        run("ip", "link", "set", self.device, "down")
+
+    def heal(self) -> None:
+        run("ip", "link", "set", self.device, "up")
+        run("ip", "route", "replace", self.own_address, "dev", self.device, "src", self.address)
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +78,7 @@ def other_host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OtherHost]:
     with network_hosts(directory) as hosts, lasting(lambda: [host.pid for host in hosts.hosts]):
         prefix = os.getpid() % 250 + 1
         first = hosts.hosts[0]
-        yield OtherHost(directory, f"10.213.{prefix}.101", lambda w: first.command(w), f"oct{prefix}h0")
+        yield OtherHost(directory, f"10.213.{prefix}.101", lambda w: first.command(w), f"oct{prefix}h0", first.ipv4)
 
 
 @pytest.fixture
@@ -82,9 +92,10 @@ def two_hosts(other_host: OtherHost, folder: Path) -> Iterator[Callable[..., tup
         tls: ListenerTls | None = None,
         patience_s: float = 20.0,
         model: Path = folder,
+        hosts: int = 2,
         **options: object,
     ) -> tuple[GroupRunner, Process]:
-        streams = meet_hosts(other_host.follow(flags), tls)
+        streams = meet_hosts(other_host.follow(flags, hosts), tls)
         given: dict[str, Any] = {**SIZES, **options}
         runners.append(load_group(str(model), ranks=ranks, streams=streams, patience_s=patience_s, **given))
         return runners[-1], other_host.programs[-1]
@@ -120,6 +131,32 @@ def test_two_hosts_share_experts(two_hosts, folders, kind):
     assert outputs(runner, folder) == expected
 
 
+@pytest.mark.parametrize(
+    ("ranks", "stages", "hosts", "options"),
+    [
+        (1, 2, 2, {"dtype": "float32", "threads": 2}),
+        (2, 4, 2, {"quantization": "q8", "kv_cache_dtype": "int8"}),  # two stages on each host
+        (1, 3, 3, {"dtype": "float32"}),
+        pytest.param(2, 2, 4, {"dtype": "float32"}, marks=pytest.mark.long),  # two hosts for each stage
+    ],
+)
+def test_stages_on_several_hosts_compute_the_bits_of_one_process(
+    two_hosts: Callable[..., tuple[GroupRunner, Process]],
+    tmp_path: Path,
+    ranks: int,
+    stages: int,
+    hosts: int,
+    options: dict[str, object],
+) -> None:
+    """Blocks are too few, so that some are swapped, and steps are short, so that prompts come in pieces."""
+    folder = folder_llama(tmp_path / "model", num_hidden_layers=5)
+    sizes: dict[str, Any] = {**SIZES, "kv_cache_bytes": SIZES["kv_cache_bytes"] * 5 // 3, **options}
+    expected = outputs(load_runner(str(folder), **sizes), folder)
+    runner, _ = two_hosts(ranks, ["--insecure"], stages=stages, hosts=hosts, model=folder, **sizes)
+    assert [state.rank for state in runner.rank_states] == [*range(ranks * stages)]
+    assert outputs(runner, folder) == expected
+
+
 def test_a_host_that_ends_leaves_no_zombie(two_hosts: Callable[..., tuple[GroupRunner, Process]]) -> None:
     """Who would inherit it may reap nothing, as Ray's daemons and some first processes of containers do."""
     runner, follower = two_hosts(2, ["--insecure"])
@@ -129,21 +166,32 @@ def test_a_host_that_ends_leaves_no_zombie(two_hosts: Callable[..., tuple[GroupR
     assert state_of(rank) == ""
 
 
-def test_what_another_worker_wrote_is_on_all_hosts(two_hosts, folder):
+@pytest.mark.parametrize(("ranks", "stages"), [(2, 1), (1, 2)])
+def test_what_another_worker_wrote_is_on_all_hosts(
+    two_hosts: Callable[..., tuple[GroupRunner, Process]], folder: Path, ranks: int, stages: int
+) -> None:
     """The front has its ranks mirror what it has written outside of a step."""
-    runner, _ = two_hosts(2, ["--insecure"], swap_bytes=0)
+    runner, _ = two_hosts(ranks, ["--insecure"], stages=stages, swap_bytes=0)
     check_blocks_travel(load_runner(str(folder), **{**SIZES, "swap_bytes": 0}), runner, folder)
 
 
+@pytest.mark.parametrize(("ranks", "stages"), [(2, 1), (1, 2)])
 @pytest.mark.parametrize("lost", some(["host", "rank", "network"], ["host", "network"]))
-def test_a_host_that_is_lost_ends_the_group(two_hosts, other_host, folder, lost):
-    runner, follower = two_hosts(2, ["--insecure"], patience_s=1.0)
+def test_a_host_that_is_lost_ends_the_group(
+    two_hosts: Callable[..., tuple[GroupRunner, Process]],
+    other_host: OtherHost,
+    folder: Path,
+    lost: str,
+    ranks: int,
+    stages: int,
+) -> None:
+    runner, follower = two_hosts(ranks, ["--insecure"], stages=stages, patience_s=1.0)
     ranks = ranks_of(follower)
     assert len(ranks) == 1
     if lost == "network" and not other_host.device:
         pytest.skip(why_none())
     if lost == "network":
-        run("ip", "link", "set", other_host.device, "down")
+        other_host.cut()
     elif lost == "host":
         follower.kill()
     else:
@@ -156,4 +204,4 @@ def test_a_host_that_is_lost_ends_the_group(two_hosts, other_host, folder, lost)
         wait_until(lambda: not any(map(exists, ranks)), 10, "a rank stays")
     finally:
         if lost == "network":
-            run("ip", "link", "set", other_host.device, "up")
+            other_host.heal()

@@ -103,7 +103,7 @@ def test_hosts_are_not_guessed(changes: dict[str, Any], says: str) -> None:
     ("ranks", "stages", "says"),
     [
         (3, 1, "^tensor_parallel: 3 ranks are not equally many on 2 hosts: give a multiple$"),
-        (2, 2, "^pipeline_parallel: stages run on one host alone, not on 2: leave it out$"),
+        (2, 3, "^pipeline_parallel: 3 stages and 2 hosts: the one is to be a multiple of the other, "),
     ],
 )
 def test_hosts_that_cannot_share_are_refused(ranks: int, stages: int, says: str) -> None:

@@ -125,7 +125,7 @@ class LlamaShare:
         spans: dict[str, list[tuple[int, int]]] = {}
         for first in range(0, place.size, place.ranks_of_host):
             ends = [cls.of(config, replace(place, rank=rank)) for rank in (first, first + place.ranks_of_host - 1)]
-            for name in ("kv_heads", "hidden", "inner", "expert_inner", "shared_inner", "vocab"):
+            for name in ("kv_heads", "hidden", "inner", "expert_inner", "shared_inner", "vocab", "layers"):
                 begin, last = (getattr(share, name) for share in ends)
                 spans.setdefault(f"host_{name}", []).append((begin.first, last.first + last.num - begin.first))
         return spans

@@ -53,12 +53,18 @@ class RankPlace:
     def ranks_of_stage(self) -> int:
         return self.size // self.stages
 
+    @property
+    def stages_here(self) -> int:
+        """A host has some whole stages, or part of one."""
+        return max(1, self.stages // self.hosts)
+
     def team(self, memory: Tensor | None = None) -> Any:
         """The extension's, of the ranks on this host. Without memory it is that which a rank has mapped already."""
         if memory is None:
             memory = self.team_memory(0)
         extension: Any = native.load()
-        return extension.Team(memory, self.rank % self.ranks_of_host, self.ranks_of_host, self.patience_s, self.stages)
+        rank, size = self.rank % self.ranks_of_host, self.ranks_of_host
+        return extension.Team(memory, rank, size, self.patience_s, self.stages_here)
 
     def plan_bytes(self, context_tokens: int) -> int:
         """How many bytes the largest step has, without its activations."""
