@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from certificates import Certificates
 from effort import some
-from guard.processes import descendants, exists, lasting, state_of
+from guard.processes import exists, lasting, ranks_of, state_of
 from live.network_hosts import network_hosts, run, why_none
 from live.process import Process, wait_until
 
@@ -97,10 +97,6 @@ def two_hosts(other_host: OtherHost, folder: Path) -> Iterator[Callable[..., tup
     other_host.programs.clear()
 
 
-def ranks_of(follower: Process) -> list[int]:
-    return [pid for pid in descendants(follower.pid) if b"group.rank" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-
-
 def test_two_hosts_compute_the_bits_of_one_process(two_hosts, folder, tmp_path):
     """Over TLS. Blocks are too few, so that some are swapped: what comes back is the same on both hosts."""
     certificates = Certificates(tmp_path)
@@ -123,7 +119,7 @@ def test_two_hosts_share_experts(two_hosts, folders, kind):
 def test_a_host_that_ends_leaves_no_zombie(two_hosts: Callable[..., tuple[GroupRunner, Process]]) -> None:
     """Who would inherit it may reap nothing, as Ray's daemons and some first processes of containers do."""
     runner, follower = two_hosts(2, ["--insecure"])
-    (rank,) = ranks_of(follower)
+    (rank,) = ranks_of(follower.pid)
     runner._watch.close()  # as the front does when it ends
     wait_until(lambda: not follower.running, 30, "the follower stays")
     assert state_of(rank) == ""
@@ -138,7 +134,7 @@ def test_what_another_worker_wrote_is_on_all_hosts(two_hosts, folder):
 @pytest.mark.parametrize("lost", some(["host", "rank", "network"], ["host", "network"]))
 def test_a_host_that_is_lost_ends_the_group(two_hosts, other_host, folder, lost):
     runner, follower = two_hosts(2, ["--insecure"], patience_s=1.0)
-    ranks = ranks_of(follower)
+    ranks = ranks_of(follower.pid)
     assert len(ranks) == 1
     if lost == "network" and not other_host.device:
         pytest.skip(why_none())
