@@ -312,7 +312,7 @@ def main() -> int:
     parser.add_argument("--json-share", type=float, default=0.0, help="the share of streams whose form is JSON")
     kinds = parser.add_mutually_exclusive_group()
     kinds.add_argument("--mixed", action="store_true", help="w0 has few blocks, w1 is for prompts, w2 for outputs")
-    kinds.add_argument("--groups", action="store_true", help="workers are groups of 1, 2, 4, … ranks of a small model")
+    kinds.add_argument("--groups", action="store_true", help="workers are groups of 1, 2, 4, 2 ranks of a small model")
     parser.add_argument("--load-s", type=float, default=0.0, help="how long each worker takes to load its model")
     parser.add_argument("--folder", default="", help="where logs and report go; empty: build/chaos/<time>")
     arguments = parser.parse_args()

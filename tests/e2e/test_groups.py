@@ -112,8 +112,7 @@ async def test_a_front_that_stops_and_goes_on_takes_no_token(mixed, busy):
             await asyncio.to_thread(wait_until, lambda: not front.running, 20, "the front lives without its rank")
             assert front.exit_code == HANG_STATUS
             assert busy
-            mixed.revive()
-        await asyncio.to_thread(mixed.wait_ready)
+        await asyncio.to_thread(mixed.revive)
         assert lost or ranks_of(front.pid) == [rank]
         assert await undisturbed(client) == expected
         again = [Reader(client.generate([*prompt, 1], params(number))) for number, prompt in enumerate(PROMPTS)]

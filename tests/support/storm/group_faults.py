@@ -57,7 +57,8 @@ class GroupFaults:
         """SIGSTOP of a rank other than 0: for less than a lease the group waits for it, for many it does not."""
         async with self._a_group() as (name, ranks):
             rank, process = self._random.choice(ranks), self._cluster.processes[name]
-            leases = self._random.choice([self._random.uniform(0.1, SHORT_STOP), self._random.uniform(1.2, 3), LONG_STOP])
+            draw = self._random.uniform
+            leases = self._random.choice([draw(0.1, SHORT_STOP), draw(1.2, 3.0), LONG_STOP])
             seconds = leases * self._lease_s
             os.kill(rank, signal.SIGSTOP)
             with suppress(TimeoutError):

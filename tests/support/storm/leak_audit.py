@@ -144,7 +144,8 @@ def files_in_use(folder: Path) -> set[Path]:
     found = set()
     for maps in Path("/proc").glob("[0-9]*/maps"):
         with suppress(OSError):
-            found |= {Path(line.split(maxsplit=5)[5]) for line in maps.read_text().splitlines() if f" {folder}/" in line}
+            mapped = [line for line in maps.read_text().splitlines() if f" {folder}/" in line]
+            found |= {Path(line.split(maxsplit=5)[5]) for line in mapped}
     return found
 
 
