@@ -27,7 +27,7 @@ from storm.move_faults import MoveFaults
 from storm.reference import FILE
 from storm.storm_cluster import GROUPS, MIXED, StormCluster, module_command
 
-ROUTER_KILLS_PER_HOUR, WORKER_KILLS_PER_HOUR, OTHERS_PER_HOUR = 280.0, 115.0, 240.0
+ROUTER_KILLS_PER_HOUR, WORKER_KILLS_PER_HOUR, OTHERS_PER_HOUR, OF_GROUPS_PER_HOUR = 280.0, 115.0, 240.0, 120.0
 CATCH_UP = 3  # faults of one kind that may be under way at once, where some took longer than planned
 STATUS_S = 15.0
 WARM_UP_S = 8.0
@@ -159,11 +159,13 @@ class Storm:
     async def _rage(self, kinds: dict[str, Inject]) -> None:
         """Faults until the time is over, and until the last one is."""
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._over.set)
-        others = {kind: inject for kind, inject in kinds.items() if kind not in ("worker-kill", "router-kill")}
+        of_groups = {kind: kinds[kind] for kind in self._groups.kinds() if kind in kinds}
+        others = {k: v for k, v in kinds.items() if k not in (*of_groups, "worker-kill", "router-kill")}
         chains = [asyncio.create_task(self._watch_processes()), asyncio.create_task(self._tell())]
         for per_hour, chosen in (
             (ROUTER_KILLS_PER_HOUR, {k: v for k, v in kinds.items() if k == "router-kill"}),
             (WORKER_KILLS_PER_HOUR, {k: v for k, v in kinds.items() if k == "worker-kill"}),
+            (OF_GROUPS_PER_HOUR, of_groups),
             (OTHERS_PER_HOUR, others),
         ):
             if chosen:
