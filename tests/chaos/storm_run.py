@@ -18,7 +18,7 @@ from typing import Any
 from effort import patience
 from guard.processes import command_of, descendants, exists
 from live.cluster import ROOT, Shape
-from live.process import Process
+from live.process import Process, wait_until
 from storm.faults import BEGAN, FaultMissed, Faults
 from storm.group_faults import GroupFaults
 from storm.leak_audit import audit, files_in_use, num_blocks, processes_naming, uses, wait_quiet
@@ -76,7 +76,7 @@ class Storm:
         cluster, arguments = self._cluster, self._arguments
         try:
             if self._reference is not None:
-                await self._record(self._reference)
+                await asyncio.to_thread(self._record, self._reference)
             await cluster.start()
             await self._stream("warm-up.jsonl", lambda: asyncio.sleep(WARM_UP_S))
             self._note_left(await wait_quiet(cluster, patience(60)))
@@ -93,20 +93,23 @@ class Storm:
             self._log.close()
             codes = await cluster.stop()
         self.violations += [f"{name} ended with {code} at the end" for name, code in codes.items() if code]
-        left = {*descendants(os.getpid()), *processes_naming(f"{self.folder}/")}
-        self.leaks += [f"process {pid} is left: {command_of(pid)}" for pid in left if exists(pid)]
-        self.leaks += [f"{file} is left" for file in set(SHARED.iterdir()) - self._shared - files_in_use(SHARED)]
+        self._note_what_outlives()
         self.violations += [f"left behind: {leak}" for leak in self.leaks]
         return self._report(found)
 
-    async def _record(self, reference: Path) -> None:
+    def _note_what_outlives(self) -> None:
+        """Processes, also those that lost their parent, and shared memory that nobody uses."""
+        left = {*descendants(os.getpid()), *processes_naming(f"{self.folder}/")}
+        self.leaks += [f"process {pid} is left: {command_of(pid)}" for pid in left if exists(pid)]
+        self.leaks += [f"{file} is left" for file in set(SHARED.iterdir()) - self._shared - files_in_use(SHARED)]
+
+    def _record(self, reference: Path) -> None:
         """What the model says to all that streams will ask."""
         options = ["--model", str(self._model), "--out", str(reference), "--seed", str(self._arguments.seed)]
         command = module_command(self._cluster.code, "storm.reference", *options)
         recorder = Process("reference", command, self.folder / "reference.log", ROOT)
-        await asyncio.to_thread(recorder.start)
-        while recorder.running:
-            await asyncio.sleep(0.5)
+        recorder.start()
+        wait_until(lambda: not recorder.running, patience(300), "the answers are not recorded")
         if recorder.exit_code:
             raise SystemExit(f"the answers were not recorded:\n{recorder.tail()}")
 

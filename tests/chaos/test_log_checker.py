@@ -114,7 +114,7 @@ def verdict_of_model(folder: Path, tokens: list[int], text: str, stop: tuple[str
 def test_what_a_model_says_is_what_was_recorded(tmp_path: Path) -> None:
     assert not verdict_of_model(tmp_path, [104, 105, 33, 33, 256], "hi!!").violations
     assert not verdict_of_model(tmp_path, [104, 105, 33], "hi", ("!",)).violations
-    assert "other tokens" in verdict_of_model(tmp_path, [104, 105, 33, 34, 256], "hi!\"").violations[0]
+    assert "other tokens" in verdict_of_model(tmp_path, [104, 105, 33, 34, 256], 'hi!"').violations[0]
     assert "not all tokens" in verdict_of_model(tmp_path, [104, 105, 33], "hi").violations[0]
 
 

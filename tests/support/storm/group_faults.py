@@ -97,7 +97,7 @@ class GroupFaults:
             await asyncio.sleep(seconds)
             await asyncio.to_thread(process.resume)
             gave_up = await self._settle("front-stop", name, ranks)
-            return {"victim": name, "stopped_s": round(seconds, 1), "gave_up": gave_up}
+            return {"victim": name, "in_step": in_step, "stopped_s": round(seconds, 1), "gave_up": gave_up}
 
     @property
     def _lease_s(self) -> float:

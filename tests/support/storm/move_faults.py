@@ -138,6 +138,7 @@ class MoveFaults:
         while True:
             try:
                 async with self._admin() as admin:
+                    await self._worker_names(admin)
                     running = await self._running(admin)
                     chosen = self._random.sample(running, min(4, len(running)))
                     await asyncio.gather(*(self._migrate(admin, each, "") for each in chosen))
@@ -212,6 +213,7 @@ class MoveFaults:
         except grpc.aio.AioRpcError as error:
             return self._note(reason_of(error))
         if outcome == worker_pb2.MIGRATION_OUTCOME_MOVED:
+            self._note_sizes(source, self._names.get(target, ""))
             return self._note("moved")
         return self._note("ended" if outcome == worker_pb2.MIGRATION_OUTCOME_ENDED else f"stayed: {reason}")
 
