@@ -137,8 +137,8 @@ class OfflineRequest:
 
     def output(self, request_id: str) -> RequestOutput:
         """The outputs of the request, which has ended; or as far as they are, if none is chosen by its rank."""
-        order: Sequence[int] = range(self.params.n)
-        if self.is_ranked:
+        order: Sequence[int] = range(self.params.n)  # a beam search has put its outputs in order, by length, too
+        if self.params.num_branches > self.params.n:
             order = rank([branch.score for branch in self._branches], self.params.n)
         branches = [self._branches[place].output(i, self.params, self._decode) for i, place in enumerate(order)]
         return self._whole(request_id, branches)

@@ -19,7 +19,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 
 from folder_llama import folder_llama
-from guard.processes import descendants, exists
+from guard.processes import exists, ranks_of
 from live.cluster import ROOT, Cluster, Shape
 from live.process import Process, wait_until
 from live.reader import Reader
@@ -53,11 +53,6 @@ def start(client, first: int = 0) -> list[Reader]:
         )
         for number, prompt in enumerate(PROMPTS)
     ]
-
-
-def ranks_of(cluster: Cluster) -> list[int]:
-    below = descendants(cluster.processes["w0"].pid)
-    return [pid for pid in below if b"gpu_worker.group.rank" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 
 async def reach(phase: str, cluster: Cluster, readers: list[Reader]) -> None:
@@ -103,7 +98,8 @@ def move_one(cluster: Cluster, target: str) -> None:
 
 
 async def one(cluster: Cluster, phase: str, victim: str, expected: list[list[int]]) -> str:
-    shared, group = set(os.listdir("/dev/shm")), [cluster.processes["w0"].pid, *ranks_of(cluster)]
+    front = cluster.processes["w0"].pid
+    shared, group = set(os.listdir("/dev/shm")), [front, *ranks_of(front)]
     async with cluster.client() as client:
         if phase == "swap":  # all streams begin at the group, whatever prefixes the other worker has
             await asyncio.to_thread(drain, cluster, undo=False)

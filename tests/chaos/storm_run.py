@@ -18,17 +18,22 @@ from typing import Any
 from effort import patience
 from guard.processes import command_of, descendants, exists
 from live.cluster import ROOT, Shape
-from live.process import Process
+from live.process import Process, wait_until
 from storm.faults import BEGAN, FaultMissed, Faults
-from storm.leak_audit import audit, num_blocks, uses, wait_quiet
+from storm.group_faults import GroupFaults
+from storm.leak_audit import audit, files_in_use, num_blocks, processes_naming, uses, wait_quiet
 from storm.log_checker import check_folder, summary
 from storm.move_faults import MoveFaults
-from storm.storm_cluster import StormCluster, module_command
+from storm.reference import FILE
+from storm.storm_cluster import GROUPS, MIXED, StormCluster, module_command
 
-ROUTER_KILLS_PER_HOUR, WORKER_KILLS_PER_HOUR, OTHERS_PER_HOUR = 280.0, 115.0, 240.0
+ROUTER_KILLS_PER_HOUR, WORKER_KILLS_PER_HOUR, OTHERS_PER_HOUR, OF_GROUPS_PER_HOUR = 280.0, 115.0, 240.0, 120.0
 CATCH_UP = 3  # faults of one kind that may be under way at once, where some took longer than planned
 STATUS_S = 15.0
 WARM_UP_S = 8.0
+SHARED = Path("/dev/shm")
+# The small model's blocks of 16 tokens have 18,432 bytes: of 15 streams the longest do not fit.
+MODEL_ARGS = ("--threads", "1", "--kv-cache-bytes", "6MiB", "--swap-bytes", "4MiB")
 MISSES = 5  # of one fault, before it counts as one that did not happen
 Inject = Callable[[], Awaitable[dict[str, Any]]]
 
@@ -39,16 +44,28 @@ class Storm:
     def __init__(self, arguments: argparse.Namespace, folder: Path) -> None:
         self.folder = folder
         self.violations: list[str] = []
+        self.leaks: list[str] = []
         self.missed: list[str] = []
         self.counts: Counter[str] = Counter()
         self._arguments = arguments
         self._random = random.Random(arguments.seed)
+        model = folder / "model"
         shape = Shape(
-            routers=arguments.routers, workers=arguments.workers, step_delay_ms=arguments.step_ms, lease_ms=3000
+            routers=arguments.routers,
+            workers=arguments.workers,
+            runner="model" if arguments.groups else "witness",
+            step_delay_ms=arguments.step_ms,
+            lease_ms=3000,
+            worker_args=("--model", str(model), *MODEL_ARGS) if arguments.groups else (),
+            each_worker=GROUPS if arguments.groups else MIXED if arguments.mixed else (),
         )
-        self._cluster = StormCluster(folder, shape, mixed=arguments.mixed, load_s=arguments.load_s)
+        self._cluster = StormCluster(folder, shape, load_s=arguments.load_s)
         self._faults = Faults(self._cluster, self._random)
         self._moves = MoveFaults(self._cluster, self._faults, self._random)
+        self._groups = GroupFaults(self._cluster, self._faults, self._random)
+        self._reference = folder / FILE if arguments.groups else None
+        self._shared = set(SHARED.iterdir())
+        self._model = model
         self._log = (folder / "faults.jsonl").open("w", encoding="utf-8")
         self._under_way: set[asyncio.Task[None]] = set()
         self._began = time.monotonic()
@@ -58,6 +75,8 @@ class Storm:
     async def run(self) -> dict[str, Any]:
         cluster, arguments = self._cluster, self._arguments
         try:
+            if self._reference is not None:
+                await asyncio.to_thread(self._record, self._reference)
             await cluster.start()
             await self._stream("warm-up.jsonl", lambda: asyncio.sleep(WARM_UP_S))
             self._note_left(await wait_quiet(cluster, patience(60)))
@@ -69,17 +88,33 @@ class Storm:
             await self._stream("history.jsonl", lambda: self._rage(kinds))
             self._note_left(await wait_quiet(cluster, patience(90)))
             found = await audit(cluster, before, blocks)
-            self.violations += [f"left behind: {leak}" for leak in found["leaks"]]
+            self.leaks += found["leaks"]
         finally:
             self._log.close()
             codes = await cluster.stop()
         self.violations += [f"{name} ended with {code} at the end" for name, code in codes.items() if code]
-        left = [pid for pid in descendants(os.getpid()) if exists(pid)]
-        self.violations += [f"process {pid} is left: {command_of(pid)}" for pid in left]
+        self._note_what_outlives()
+        self.violations += [f"left behind: {leak}" for leak in self.leaks]
         return self._report(found)
 
+    def _note_what_outlives(self) -> None:
+        """Processes, also those that lost their parent, and shared memory that nobody uses."""
+        left = {*descendants(os.getpid()), *processes_naming(f"{self.folder}/")}
+        self.leaks += [f"process {pid} is left: {command_of(pid)}" for pid in left if exists(pid)]
+        self.leaks += [f"{file} is left" for file in set(SHARED.iterdir()) - self._shared - files_in_use(SHARED)]
+
+    def _record(self, reference: Path) -> None:
+        """What the model says to all that streams will ask."""
+        options = ["--model", str(self._model), "--out", str(reference), "--seed", str(self._arguments.seed)]
+        command = module_command(self._cluster.code, "storm.reference", *options)
+        recorder = Process("reference", command, self.folder / "reference.log", ROOT)
+        recorder.start()
+        wait_until(lambda: not recorder.running, patience(300), "the answers are not recorded")
+        if recorder.exit_code:
+            raise SystemExit(f"the answers were not recorded:\n{recorder.tail()}")
+
     def _chosen_kinds(self) -> dict[str, Inject]:
-        kinds = {**self._faults.kinds(), **self._moves.kinds()}
+        kinds = {**self._faults.kinds(), **self._moves.kinds(), **self._groups.kinds()}
         wanted = self._arguments.kinds.split(",") if self._arguments.kinds else [*kinds, "worker-kill", "router-kill"]
         if not self._cluster.store.primary.disk.mounted:
             self._say("disk-full is left out: this process may not mount a tmpfs")
@@ -102,6 +137,7 @@ class Storm:
         options = ["--endpoints", ",".join(self._cluster.client_endpoints), "--streams", str(arguments.streams)]
         options += ["--log", str(self.folder / log), "--seed", str(arguments.seed), "--patience-s", "300"]
         options += ["--backoff-s", str(arguments.backoff_s), "--json-share", str(arguments.json_share)]
+        options += ["--reference", str(self._reference)] if self._reference else []
         clients = Process(
             "clients",
             module_command(self._cluster.code, "storm.stream_clients", *options),
@@ -126,11 +162,13 @@ class Storm:
     async def _rage(self, kinds: dict[str, Inject]) -> None:
         """Faults until the time is over, and until the last one is."""
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._over.set)
-        others = {kind: inject for kind, inject in kinds.items() if kind not in ("worker-kill", "router-kill")}
+        of_groups = {kind: kinds[kind] for kind in self._groups.kinds() if kind in kinds}
+        others = {k: v for k, v in kinds.items() if k not in (*of_groups, "worker-kill", "router-kill")}
         chains = [asyncio.create_task(self._watch_processes()), asyncio.create_task(self._tell())]
         for per_hour, chosen in (
             (ROUTER_KILLS_PER_HOUR, {k: v for k, v in kinds.items() if k == "router-kill"}),
             (WORKER_KILLS_PER_HOUR, {k: v for k, v in kinds.items() if k == "worker-kill"}),
+            (OF_GROUPS_PER_HOUR, of_groups),
             (OTHERS_PER_HOUR, others),
         ):
             if chosen:
@@ -232,6 +270,8 @@ class Storm:
             "faults": dict(sorted(self.counts.items())),
             "never_happened": never,
             "moves": dict(self._moves.outcomes.most_common()),
+            "groups": dict(sorted(self._groups.outcomes.items())),
+            "left_behind": self.leaks,
             **checked,
             "audit": found,
             "violations": violations,
@@ -252,8 +292,10 @@ def as_text(report: dict[str, Any]) -> str:
     names = ("streams", "requests", "ends", "tokens", "reattaches", "data_loss", "records_not_compared", "ranked_late")
     lines += ["", *(f"{name}: {report[name]}" for name in (*names, "first_token_s"))]
     lines += [f"{count} inside JSON: {what}" for what, count in report["inside_json"].items()]
-    lines += [f"records at the end: {report['audit']['records']}", f"leaks: {len(report['audit']['leaks'])}"]
-    lines += ["", "moves:", *(f"  {count:>6}  {outcome}" for outcome, count in report["moves"].items())]
+    lines += [f"ended needlessly: {len(report['ended_otherwise']) - report['data_loss']}"]
+    lines += [f"records at the end: {report['audit']['records']}", f"leaks: {len(report['left_behind'])}"]
+    for what in ("moves", "groups"):
+        lines += ["", f"{what}:", *(f"  {count:>6}  {outcome}" for outcome, count in report[what].items())]
     if report["never_happened"]:
         lines += [f"never happened in this time: {' '.join(report['never_happened'])}"]
     lines += ["", f"ended otherwise: {len(report['ended_otherwise'])}", *report["ended_otherwise"]]
@@ -273,11 +315,15 @@ def main() -> int:
     parser.add_argument("--kinds", default="", help="only these kinds of faults, separated by commas")
     parser.add_argument("--rate", type=float, default=1.0, help="so many times the usual number of faults")
     parser.add_argument("--json-share", type=float, default=0.0, help="the share of streams whose form is JSON")
-    parser.add_argument("--mixed", action="store_true", help="w0 has few blocks, w1 is for prompts, w2 for outputs")
+    kinds = parser.add_mutually_exclusive_group()
+    kinds.add_argument("--mixed", action="store_true", help="w0 has few blocks, w1 is for prompts, w2 for outputs")
+    kinds.add_argument("--groups", action="store_true", help="workers are groups of 1, 2, 4, 2 ranks of a small model")
     parser.add_argument("--load-s", type=float, default=0.0, help="how long each worker takes to load its model")
     parser.add_argument("--folder", default="", help="where logs and report go; empty: build/chaos/<time>")
     arguments = parser.parse_args()
-    folder = Path(arguments.folder or ROOT / "build" / "chaos" / datetime.now().strftime("%Y%m%d-%H%M%S"))
+    if arguments.groups and arguments.json_share:
+        parser.error("--json-share: --groups has forms of its own list of requests")
+    folder = Path(arguments.folder or ROOT / "build" / "chaos" / datetime.now().strftime("%Y%m%d-%H%M%S")).resolve()
     folder.mkdir(parents=True, exist_ok=True)
     report = asyncio.run(Storm(arguments, folder).run())
     (folder / "report.json").write_text(json.dumps(report, indent=2))

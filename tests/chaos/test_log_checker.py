@@ -1,11 +1,14 @@
 """The checker of storms finds what it is there to find: each broken promise in a log that is otherwise right."""
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from live.oracle import Oracle
-from storm.log_checker import FaultTime, LogChecker
+from storm.log_checker import FaultTime, LogChecker, Verdict, check_folder
+from storm.reference import FILE
 from storm.stream_log import StreamLine, params_of
 
 from octavo.client import SamplingParams
@@ -93,6 +96,26 @@ def test_lost_data_are_allowed_only_where_data_were_lost() -> None:
     assert not found.violations
     assert found.data_loss == 1
     assert len(found.unusual) == 1
+
+
+def verdict_of_model(folder: Path, tokens: list[int], text: str, stop: tuple[str, ...] = ()) -> Verdict:
+    """On a stream with a stop string, of a model that was recorded without it."""
+    answer = [104, 105, 33, 33, 256], "hi!!", STOP
+    params = replace(PARAMS, stop=stop)
+    line = replace(right_line(), params=params_of(params), texts={"0": text})
+    line.events = [[0.1, 1, 0, 0, tokens, len(tokens), STOP, 1]]
+    line.record |= {"lengths": [len(tokens)], "output_tokens": len(tokens)}
+    (folder / FILE).write_text(json.dumps([(PROMPT, params_of(PARAMS), [answer])]))
+    (folder / "faults.jsonl").write_text("")
+    (folder / "history.jsonl").write_text(line.to_json() + "\n")
+    return check_folder(folder)
+
+
+def test_what_a_model_says_is_what_was_recorded(tmp_path: Path) -> None:
+    assert not verdict_of_model(tmp_path, [104, 105, 33, 33, 256], "hi!!").violations
+    assert not verdict_of_model(tmp_path, [104, 105, 33], "hi", ("!",)).violations
+    assert "other tokens" in verdict_of_model(tmp_path, [104, 105, 33, 34, 256], 'hi!"').violations[0]
+    assert "not all tokens" in verdict_of_model(tmp_path, [104, 105, 33], "hi").violations[0]
 
 
 def ranked_line(finish: int = STOP, num_tokens: int | None = None) -> StreamLine:

@@ -11,9 +11,10 @@ import pytest
 
 @pytest.mark.night
 @pytest.mark.timeout(1200)
-def test_a_short_storm_breaks_no_promise(root: Path, tmp_path: Path, seed: int) -> None:
+@pytest.mark.parametrize("workers", [(), ("--groups",)], ids=["single", "groups"])
+def test_a_short_storm_breaks_no_promise(root: Path, tmp_path: Path, seed: int, workers: tuple[str, ...]) -> None:
     options = ["--minutes", "1.5", "--rate", "2", "--streams", "20", "--seed", str(seed), "--folder", str(tmp_path)]
-    options += ["--workers", "3", "--routers", "2"]
+    options += ["--workers", "3", "--routers", "2", *workers]
     done = subprocess.run(
         [sys.executable, str(root / "tests/chaos/storm_run.py"), *options],
         env={**os.environ, "PYTHONPATH": str(root / "tests/support")},

@@ -4,20 +4,21 @@ import asyncio
 import os
 import signal
 import time
-from pathlib import Path
 
 import pytest
 from folder_llama import folder_llama
-from guard.processes import descendants, exists
+from guard.processes import exists, ranks_of
 from live.cluster import Cluster, Shape
 from live.fixtures import whole
 from live.moves import migrate
 from live.process import wait_until
 from live.reader import Reader
 
+from gpu_worker.serving.process.progress_monitor import HANG_STATUS
 from octavo.client import SamplingParams
 from octavo.v1 import admin_pb2
 
+LONG = SamplingParams(temperature=0.7, seed=5, max_tokens=1500, ignore_eos=True)
 PROMPTS = [[number, *range(30, 90)] for number in range(6)]
 pytestmark = pytest.mark.timeout(300)  # workers import torch, and others may need the cores
 SOON_S = 2.0  # a second, and time to look on a busy machine
@@ -57,11 +58,6 @@ async def undisturbed(client) -> list[list[int]]:
     return [reader.tokens[0] for reader in readers]
 
 
-def ranks_of(cluster: Cluster, name: str) -> list[int]:
-    found = descendants(cluster.processes[name].pid)
-    return [pid for pid in found if b"gpu_worker.group.rank" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-
-
 async def seconds_until_gone(pids: list[int]) -> float:
     began = time.monotonic()
     while any(map(exists, pids)) and time.monotonic() - began < 30:  # noqa: ASYNC110  processes set no event
@@ -76,7 +72,8 @@ async def test_a_group_that_dies_takes_no_token_and_leaves_nothing(mixed, victim
         # Nobody has these prompts yet: both workers get some of them.
         readers = [Reader(client.generate(prompt, params(number))) for number, prompt in enumerate(PROMPTS)]
         await asyncio.gather(*(reader.until(40, 60) for reader in readers))
-        front, ranks = mixed.processes["w0"].pid, ranks_of(mixed, "w0")
+        front = mixed.processes["w0"].pid
+        ranks = ranks_of(front)
         assert len(ranks) == 1
         assert [(rank.rank, rank.pid) for rank in mixed.workers()["w0"].ranks] == [(0, front), (1, ranks[0])]
         assert not mixed.workers()["w1"].ranks
@@ -93,6 +90,39 @@ async def test_a_group_that_dies_takes_no_token_and_leaves_nothing(mixed, victim
         await asyncio.wait_for(asyncio.gather(*(reader.task for reader in readers)), 120)
         assert [reader.tokens[0] for reader in readers] == await undisturbed(client)
         assert set(os.listdir("/dev/shm")) <= shared
+
+
+@pytest.mark.parametrize("busy", [True, pytest.param(False, marks=pytest.mark.long)])
+async def test_a_front_that_stops_and_goes_on_takes_no_token(mixed, busy):
+    """It gives up if its rank has waited for it in a step for too long; else it serves again."""
+    async with mixed.client() as client:
+        reader = Reader(client.generate([8, *PROMPTS[0]], LONG, request_id=f"stops-{busy}"))
+        if busy:
+            await reader.until(20, 60)
+            await asyncio.to_thread(migrate, mixed, f"stops-{busy}", "w0")
+        else:
+            await reader.task
+        front = mixed.processes["w0"]
+        (rank,) = ranks_of(front.pid)
+        os.kill(rank, signal.SIGSTOP)  # so that the front stops in a step if it has one, where it waits for its rank
+        await asyncio.sleep(0.2)
+        front.pause()
+        os.kill(rank, signal.SIGCONT)
+        await asyncio.wait_for(reader.task, 120)
+        await asyncio.sleep(1.5 * mixed.shape.lease_ms / 1000)
+        lost = not exists(rank)
+        front.resume()
+        if lost:
+            await asyncio.to_thread(wait_until, lambda: not front.running, 20, "the front lives without its rank")
+            assert front.exit_code == HANG_STATUS
+            assert busy
+        await asyncio.to_thread(mixed.revive)
+        assert lost or ranks_of(front.pid) == [rank]
+        again = Reader(client.generate([8, *PROMPTS[0]], LONG, request_id=f"again-{busy}"))
+        await again.until(20, 60)
+        await asyncio.to_thread(migrate, mixed, f"again-{busy}", "w0")  # which computes as before
+        await again.task
+        assert reader.tokens == again.tokens
 
 
 def keeps_blocks(cluster: Cluster, name: str) -> bool:
@@ -114,10 +144,9 @@ async def test_a_group_computes_prompts_for_others(by_role):
 
 async def test_a_stream_moves_with_its_blocks_between_groups_of_any_size(mixed):
     async with mixed.client() as client:
-        long = SamplingParams(temperature=0.7, seed=5, max_tokens=1500, ignore_eos=True)
-        alone = Reader(client.generate([7, *PROMPTS[0]], long))
+        alone = Reader(client.generate([7, *PROMPTS[0]], LONG))
         await alone.task
-        reader = Reader(client.generate([7, *PROMPTS[0]], long, request_id="moves"))
+        reader = Reader(client.generate([7, *PROMPTS[0]], LONG, request_id="moves"))
         for place, name in enumerate(["w0", "w1", "w0"]):
             await reader.until(100 * (place + 1), 60)
             moved = await asyncio.to_thread(migrate, mixed, "moves", name)

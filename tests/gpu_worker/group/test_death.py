@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from effort import diagonal, some
-from guard.processes import descendants
+from guard.processes import ranks_of
 from live.process import wait_until
 
 from gpu_worker import LLM, SamplingParams
@@ -149,7 +149,7 @@ def test_a_rank_that_cannot_start_is_named_with_its_reason(folder, kind, model, 
 def test_a_front_that_cannot_start_leaves_no_rank(folder: Path) -> None:
     with pytest.raises(ValueError, match="kv_cache_bytes"):
         load_group(str(folder), ranks=2, patience_s=1.0, **{**SIZES, "kv_cache_bytes": 1})
-    assert not [pid for pid in descendants(os.getpid()) if "group.rank" in Path(f"/proc/{pid}/cmdline").read_text()]
+    assert not ranks_of(os.getpid())
 
 
 def test_a_rank_says_that_it_lives_and_what_it_uses(group: Callable[..., GroupRunner], folder: Path) -> None:

@@ -16,7 +16,7 @@ import pytest
 from certificates import Certificates
 from effort import some
 from folder_llama import folder_llama
-from guard.processes import descendants, exists, lasting, state_of
+from guard.processes import exists, lasting, ranks_of, state_of
 from live.network_hosts import network_hosts, run, why_none
 from live.process import Process, wait_until
 
@@ -108,10 +108,6 @@ def two_hosts(other_host: OtherHost, folder: Path) -> Iterator[Callable[..., tup
     other_host.programs.clear()
 
 
-def ranks_of(follower: Process) -> list[int]:
-    return [pid for pid in descendants(follower.pid) if b"group.rank" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-
-
 def test_two_hosts_compute_the_bits_of_one_process(two_hosts, folder, tmp_path):
     """Over TLS. Blocks are too few, so that some are swapped: what comes back is the same on both hosts."""
     certificates = Certificates(tmp_path)
@@ -160,7 +156,7 @@ def test_stages_on_several_hosts_compute_the_bits_of_one_process(
 def test_a_host_that_ends_leaves_no_zombie(two_hosts: Callable[..., tuple[GroupRunner, Process]]) -> None:
     """Who would inherit it may reap nothing, as Ray's daemons and some first processes of containers do."""
     runner, follower = two_hosts(2, ["--insecure"])
-    (rank,) = ranks_of(follower)
+    (rank,) = ranks_of(follower.pid)
     runner._watch.close()  # as the front does when it ends
     wait_until(lambda: not follower.running, 30, "the follower stays")
     assert state_of(rank) == ""
@@ -177,17 +173,10 @@ def test_what_another_worker_wrote_is_on_all_hosts(
 
 @pytest.mark.parametrize(("ranks", "stages"), [(2, 1), (1, 2)])
 @pytest.mark.parametrize("lost", some(["host", "rank", "network"], ["host", "network"]))
-def test_a_host_that_is_lost_ends_the_group(
-    two_hosts: Callable[..., tuple[GroupRunner, Process]],
-    other_host: OtherHost,
-    folder: Path,
-    lost: str,
-    ranks: int,
-    stages: int,
-) -> None:
+def test_a_host_that_is_lost_ends_the_group(two_hosts, other_host, folder, lost, ranks, stages):
     runner, follower = two_hosts(ranks, ["--insecure"], stages=stages, patience_s=1.0)
-    ranks = ranks_of(follower)
-    assert len(ranks) == 1
+    there = ranks_of(follower.pid)
+    assert len(there) == 1
     if lost == "network" and not other_host.device:
         pytest.skip(why_none())
     if lost == "network":
@@ -195,13 +184,13 @@ def test_a_host_that_is_lost_ends_the_group(
     elif lost == "host":
         follower.kill()
     else:
-        os.kill(ranks[0], signal.SIGKILL)
+        os.kill(there[0], signal.SIGKILL)
     began = time.monotonic()
     try:
         with pytest.raises(RankFailed, match=r"rank 1 \(pid \d+ on .*\)|host 1"):
             LLM(str(folder), runner=runner).generate("a", LONG, use_tqdm=False)
         assert time.monotonic() - began < 10
-        wait_until(lambda: not any(map(exists, ranks)), 10, "a rank stays")
+        wait_until(lambda: not any(map(exists, there)), 10, "a rank stays")
     finally:
         if lost == "network":
             other_host.heal()

@@ -128,6 +128,16 @@ def test_stop_tokens_say_which_and_the_end_of_sequence_does_not():
 # Ranking and scores
 
 
+@pytest.mark.parametrize(("first", "stop"), [(25, ("\n", "%", "Q", "c")), (35, ("e",)), (66, ("a", "q"))])
+def test_a_beam_that_is_better_for_its_length_comes_before_one_of_a_higher_sum(llm, first, stop):
+    params = SamplingParams(n=2, beam_width=3, max_tokens=16, stop=stop)
+    best, next_best = best_outputs(llm.info, [first, 5], params)
+    assert best.total < next_best.total
+    outputs = llm.generate([[first, 5]], params, use_tqdm=False)[0].outputs
+    assert [tuple(output.token_ids) for output in outputs] == [best.token_ids, next_best.token_ids]
+    assert [output.index for output in outputs] == [0, 1]
+
+
 @pytest.mark.parametrize("stop", [("a", "q"), ("ab", "5", "~"), ("\n", "%", "Q", "c")])
 @pytest.mark.parametrize("changes", [{}, {"include_stop": True, "min_tokens": 4}, {"length_penalty": 0.0}])
 def test_beams_end_at_their_stop_strings_and_are_scored_there(llm, stop, changes):

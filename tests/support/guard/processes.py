@@ -41,6 +41,11 @@ def descendants(pid: int) -> list[int]:
     return [below for child in children for below in (child, *descendants(child))]
 
 
+def ranks_of(pid: int) -> list[int]:
+    """The ranks that the front of a group has started, also those that still load."""
+    return [below for below in descendants(pid) if "gpu_worker.group.rank" in command_of(below)]
+
+
 @contextmanager
 def lasting(pids: Callable[[], Iterable[int]]) -> Iterator[None]:
     """Inside this context the processes named by `pids()` may outlive the test that has started them."""

@@ -86,7 +86,7 @@ class Faults:
             pid = process.pid
             await asyncio.to_thread(process.kill)  # raises unless SIGKILL ended it
             await asyncio.sleep(self._random.choice([0.0, 0.2, 0.6, 2.0]))
-            await self._start(name)
+            await self.start(name)
             return {"victim": name, "pid": pid, "signal": 9}
 
     async def kill_all_routers(self) -> dict[str, Any]:
@@ -100,11 +100,11 @@ class Faults:
             for name in names:
                 await asyncio.to_thread(self._cluster.processes[name].kill)
             await asyncio.sleep(OUT_S)
-            await self._start(names[0])
+            await self.start(names[0])
             await asyncio.sleep(2.0)
             await asyncio.to_thread(self._cluster.processes[names[0]].kill)
             await asyncio.sleep(OUT_S)
-            await asyncio.gather(*map(self._start, names))
+            await asyncio.gather(*map(self.start, names))
             return {"pids": pids, "signal": 9, "out_s": 2 * OUT_S}
 
     async def leave(self, names: list[str]) -> dict[str, Any]:
@@ -119,7 +119,7 @@ class Faults:
                     await asyncio.to_thread(process.kill)
                 await asyncio.sleep(0.02)
             code, took = process.exit_code, time.monotonic() - began
-            await self._start(name)
+            await self.start(name)
             assert code == 0, f"{name} ended with {code}, {took:.0f} s after SIGTERM"
             return {"victim": name, "code": code, "left_after_s": round(took, 2)}
 
@@ -134,7 +134,8 @@ class Faults:
             await asyncio.to_thread(process.resume)  # raises unless it was stopped all the time
             return {"victim": name, "stopped_s": round(seconds, 1)}
 
-    async def _start(self, name: str) -> None:
+    async def start(self, name: str) -> None:
+        """Of a process that has ended; returns when it serves."""
         await asyncio.to_thread(self._cluster.processes[name].start)
         with suppress(TimeoutError):  # it may wait for a store that is gone: the end of the run waits for everybody
             await self._cluster.ready(name, READY_S + self._cluster.load_s)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from guard.processes import command_of
 from live.cluster import idle
 from storm.storm_cluster import StormCluster
 
@@ -130,6 +131,22 @@ async def audit(cluster: StormCluster, before: dict[str, ProcessUse], total_bloc
             name: {what: [getattr(before[name], what), getattr(after[name], what)] for what in SLACK} for name in after
         },
     }
+
+
+def processes_naming(text: str) -> list[int]:
+    """All processes of the machine whose command line has it, whoever has started them."""
+    pids = [int(each.name) for each in Path("/proc").iterdir() if each.name.isdecimal()]
+    return [pid for pid in pids if text in command_of(pid)]
+
+
+def files_in_use(folder: Path) -> set[Path]:
+    """The files of a folder that a process maps."""
+    found = set()
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        with suppress(OSError):
+            mapped = [line for line in maps.read_text().splitlines() if f" {folder}/" in line]
+            found |= {Path(line.split(maxsplit=5)[5]) for line in mapped}
+    return found
 
 
 async def num_blocks(cluster: StormCluster) -> dict[str, int]:

@@ -19,6 +19,7 @@ from typing import Any
 
 from constraints import JSON_FORMS, check_json
 from live.oracle import Expected, Oracle
+from storm.reference import FILE, Answers, RecordedAnswers
 from storm.stream_log import StreamLine, read_log
 
 from octavo.client import SamplingParams
@@ -60,9 +61,10 @@ class Verdict:
 class LogChecker:
     """Knows the faults of the run, by which gaps are told apart and DATA_LOSS is allowed."""
 
-    def __init__(self, faults: Iterable[FaultTime]) -> None:
+    def __init__(self, faults: Iterable[FaultTime], answers: Answers | None = None) -> None:
+        """`answers` are those of a model, else those of the witness."""
         self.verdict = Verdict()
-        self._oracle = Oracle("witness")
+        self._answers = answers or Oracle("witness")
         self._faults = sorted(faults, key=lambda fault: fault.began)
         self._begins = [fault.began for fault in self._faults]
 
@@ -117,7 +119,7 @@ class LogChecker:
     def _expected(self, line: StreamLine) -> list[Expected]:
         """The right answer that agrees with what came; if none does, the usual one."""
         cancelled = CANCELLED in {event[6] for event in line.events}
-        choices = self._oracle.choices(line.prompt, line.sampling, cancelled=cancelled)
+        choices = self._answers.choices(line.prompt, line.sampling, cancelled=cancelled)
         found = next((choice for choice in choices if agrees(choice, line)), choices[0])
         self.verdict.num_ranked_late += found != choices[0] and not cancelled
         return found
@@ -249,10 +251,11 @@ def gap_table(verdict: Verdict) -> dict[str, dict[str, float]]:
 
 
 def check_folder(folder: Path) -> Verdict:
-    """The verdict on a run's folder: history.jsonl and faults.jsonl."""
+    """The verdict on a run's folder: history.jsonl and faults.jsonl, and the answers of a model if there are any."""
     faults = [json.loads(line) for line in (folder / "faults.jsonl").read_text(encoding="utf-8").splitlines()]
     times = [FaultTime(fault["kind"], fault["began"], fault["ended"]) for fault in faults]
-    return LogChecker(times).check_all(read_log(folder / "history.jsonl"))
+    answers = RecordedAnswers(folder / FILE) if (folder / FILE).exists() else None
+    return LogChecker(times, answers).check_all(read_log(folder / "history.jsonl"))
 
 
 def summary(verdict: Verdict) -> dict[str, Any]:

@@ -48,6 +48,7 @@ class MoveFaults:
 
     def __init__(self, cluster: StormCluster, faults: Faults, rng: random.Random) -> None:
         self.outcomes: Counter[str] = Counter()
+        self._names: dict[str, str] = {}  # of workers, by their incarnations, as far as routers have told them
         self._cluster = cluster
         self._faults = faults
         self._random = rng
@@ -137,6 +138,7 @@ class MoveFaults:
         while True:
             try:
                 async with self._admin() as admin:
+                    await self._worker_names(admin)
                     running = await self._running(admin)
                     chosen = self._random.sample(running, min(4, len(running)))
                     await asyncio.gather(*(self._migrate(admin, each, "") for each in chosen))
@@ -194,9 +196,10 @@ class MoveFaults:
         """Admin.Migrate, and what became of it."""
         call = admin_pb2.MigrateRequest(request_id=request.request_id, worker_id=worker_id)
         try:
-            await admin.Migrate(call, timeout=MOVE_S)
+            reply = await admin.Migrate(call, timeout=MOVE_S)
         except grpc.aio.AioRpcError as error:
             return self._note(reason_of(error))
+        self._note_sizes(self._names.get(request.owner, ""), reply.worker_id)
         return self._note("moved")
 
     async def _worker_migrate(self, source: str, request: RunningRequest, target: str) -> str:
@@ -210,12 +213,19 @@ class MoveFaults:
         except grpc.aio.AioRpcError as error:
             return self._note(reason_of(error))
         if outcome == worker_pb2.MIGRATION_OUTCOME_MOVED:
+            self._note_sizes(source, self._names.get(target, ""))
             return self._note("moved")
         return self._note("ended" if outcome == worker_pb2.MIGRATION_OUTCOME_ENDED else f"stayed: {reason}")
 
     def _note(self, outcome: str) -> str:
         self.outcomes[outcome] += 1
         return outcome
+
+    def _note_sizes(self, source: str, target: str) -> None:
+        """Of a move that was between groups."""
+        if self._cluster.groups and {source, target} <= set(self._cluster.workers):
+            sizes = self._cluster.num_ranks(source), self._cluster.num_ranks(target)
+            self.outcomes[f"moved from {sizes[0]} to {sizes[1]} ranks"] += 1
 
     async def _undo_drain(self, worker: worker_pb2_grpc.WorkerStub) -> None:
         async with asyncio.timeout(UNDO_S):
@@ -253,7 +263,9 @@ class MoveFaults:
     async def _worker_names(self, admin: admin_pb2_grpc.AdminStub) -> dict[str, str]:
         """The name of each worker that the router would choose, by its incarnation."""
         reply = await admin.ListWorkers(admin_pb2.ListWorkersRequest(), timeout=5)
-        return {each.incarnation: each.worker_id for each in reply.workers if each.available}
+        found = {each.incarnation: each.worker_id for each in reply.workers if each.available}
+        self._names |= found
+        return found
 
     def _named_target(self, request: RunningRequest, names: dict[str, str]) -> str:
         """Another worker, or none in half of all cases."""

@@ -1,13 +1,14 @@
 """Runs a module as a program that tells what it has.
 
-    python -m storm.observed FILE [--load-s SECONDS] [--blocks PORT] MODULE ARGS...
+    python -m storm.observed FILE [--load-s SECONDS] [--step-s SECONDS] [--blocks PORT] MODULE ARGS...
 
 At SIGUSR1 it writes the number of asyncio tasks, their names, and what is left of moves to FILE as JSON. Threads and
 open files are in /proc.
 
 A worker listens for blocks on any free port, and tells it to those that send to it. With `--blocks` it tells PORT
 instead, where a proxy listens, and writes its own port to FILE with the suffix `.blocks`. With `--load-s` it begins
-only after so many seconds, as a worker does whose model takes long to load.
+only after so many seconds, as a worker does whose model takes long to load. With `--step-s` each step of a model takes
+so much longer.
 """
 
 import asyncio
@@ -41,6 +42,9 @@ def main() -> None:
     if sys.argv[0] == "--load-s":
         time.sleep(float(sys.argv[1]))
         sys.argv = sys.argv[2:]
+    if sys.argv[0] == "--step-s":
+        slow_down(float(sys.argv[1]))
+        sys.argv = sys.argv[2:]
     if sys.argv[0] == "--blocks":
         tell_other_port(int(sys.argv[1]), target.with_suffix(".blocks"))
         sys.argv = sys.argv[2:]
@@ -65,6 +69,19 @@ COUNTED: dict[str, tuple[str, Any]] = {
     "BlockImport": ("held imports", lambda held: not held.released),
     "PinnedBlocks": ("pins", lambda pinned: bool(pinned.reservation.blocks)),
 }
+
+
+def slow_down(seconds: float) -> None:
+    """Has a model wait before each step."""
+    from gpu_worker.running.model_runner import ModelRunner
+
+    run = ModelRunner.run
+
+    def run_later(self: ModelRunner, *args: Any, **kwargs: Any) -> Any:
+        time.sleep(seconds)
+        return run(self, *args, **kwargs)
+
+    ModelRunner.run = run_later  # type: ignore[method-assign]  # this process is a test's
 
 
 def tell_other_port(port: int, file: Path) -> None:

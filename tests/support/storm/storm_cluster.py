@@ -1,8 +1,11 @@
 """Routers and workers behind fault proxies, with a replicated store: each process has a network of its own."""
 
 import asyncio
+import math
 import shutil
 import sys
+from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import grpc
@@ -20,24 +23,32 @@ from octavo.wire.channel import open_channel
 
 PACKAGES = ("octavo", "router", "gpu_worker", "tests/support")
 # 32 blocks of 512 bytes: a prompt of 200 tokens with an output of 500 does not fit.
-MIXED = {"w0": ("--kv-cache-bytes", "16384"), "w1": ("--role", "prefill"), "w2": ("--role", "decode")}
+MIXED = (("--kv-cache-bytes", "16384"), ("--role", "prefill"), ("--role", "decode"))
+TENSOR, PIPELINE = PARALLEL = ("--tensor-parallel", "--pipeline-parallel")
+GROUPS = ((), (TENSOR, "2"), (TENSOR, "2", PIPELINE, "2"), (PIPELINE, "2"), (TENSOR, "4"))
+DROP_EDITABLE = "sys.meta_path = [finder for finder in sys.meta_path if not finder.__module__.startswith('_editable')]"
 
 
-def copy_code(folder: Path) -> None:
+def copy_code(folder: Path, left_out: Sequence[str]) -> None:
     """A copy of the code that runs, so that whoever edits the code during a long run does not change what runs."""
     for package in PACKAGES:
         shutil.copytree(
-            ROOT / package, folder / package, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__", "*.so")
+            ROOT / package,
+            folder / package,
+            dirs_exist_ok=True,
+            ignore=shutil.ignore_patterns("__pycache__", *left_out),
         )
+    (folder / "sitecustomize.py").write_text(f"import sys\n{DROP_EDITABLE}\n")
 
 
 def module_command(code_folder: Path, module: str, *arguments: str) -> list[str]:
     """The command line that runs a module of the copied code as a program.
 
-    The finder of an editable installation would find the code that is being edited instead.
+    The finder of an editable installation would find the code that is being edited instead, also in the ranks of a
+    group, which find `sitecustomize` by the variable.
     """
-    code = f"import runpy, sys; sys.path[:0] = [{str(code_folder)!r}, {str(code_folder / 'tests/support')!r}]"
-    code += "; sys.meta_path = [finder for finder in sys.meta_path if not finder.__module__.startswith('_editable')]"
+    code = f"import os, runpy, sys; sys.path[:0] = [{str(code_folder)!r}, {str(code_folder / 'tests/support')!r}]"
+    code += f"; os.environ['PYTHONPATH'] = {str(code_folder)!r}; {DROP_EDITABLE}"
     code += f"; import octavo; assert octavo.__file__.startswith({str(code_folder)!r}), octavo.__file__"
     code += f"; runpy.run_module({module!r}, run_name='__main__', alter_sys=True)"
     return [sys.executable, "-c", code, *arguments]
@@ -60,16 +71,15 @@ class StormCluster:
     """Processes r0, r1, … and w0, w1, …; links `client-r0`, `router-w0`, `blocks-w0`, `r0-store`, `w0-store`, …
 
     What workers call of each other goes over `router-w0`, and the blocks that they send over `blocks-w0`.
-    In a `mixed` cluster the workers differ: w0 has few blocks, w1 is for prompts, w2 for outputs, and each takes
-    `load_s` to load its model.
+    In a MIXED cluster the workers differ: w0 has few blocks, w1 is for prompts, w2 for outputs. In one of GROUPS they
+    run a model, and only w0 is a single process. Each takes `load_s` to load its model.
     """
 
-    def __init__(self, folder: Path, shape: Shape, *, mixed: bool = False, load_s: float = 0.0) -> None:
+    def __init__(self, folder: Path, shape: Shape, *, load_s: float = 0.0) -> None:
         self.folder = folder
-        self._own_args = MIXED if mixed else {}
         self.load_s = load_s
         self.code = folder / "code"
-        copy_code(self.code)
+        copy_code(self.code, () if shape.runner == "model" else ("*.so",))
         self.shape = shape
         self.routers = [f"r{number}" for number in range(shape.routers)]
         self.workers = [f"w{number}" for number in range(shape.workers)]
@@ -113,6 +123,8 @@ class StormCluster:
             "",
         ]
         load = ["--load-s", str(self.load_s)]
+        if shape.runner == "model":
+            load += ["--step-s", str(shape.step_delay_ms / 1000)]
         behind = [] if name in self.routers else [*load, "--blocks", str(self.links[f"blocks-{name}"].port)]
         observed = module_command(self.code, "storm.observed", str(self.observation(name)), *behind)
         if name in self.routers:
@@ -121,7 +133,20 @@ class StormCluster:
             return [*observed, "router", *common, *own]
         own = ["--worker-id", name, "--advertise", self.links[f"router-{name}"].endpoint]
         runner = ["--runner", shape.runner, "--step-delay-ms", str(shape.step_delay_ms)]
-        return [*observed, "gpu_worker", *common, *own, *runner, *shape.worker_args, *self._own_args.get(name, ())]
+        return [*observed, "gpu_worker", *common, *own, *runner, *shape.worker_args, *self._further_args(name)]
+
+    def _further_args(self, worker: str) -> tuple[str, ...]:
+        number, further = int(worker[1:]), self.shape.each_worker
+        return further[number] if number < len(further) else ()
+
+    def num_ranks(self, worker: str) -> int:
+        """As its arguments say."""
+        return math.prod(int(number) for name, number in pairwise(self._further_args(worker)) if name in PARALLEL)
+
+    @property
+    def groups(self) -> list[str]:
+        """The workers of several ranks."""
+        return [name for name in self.workers if self.num_ranks(name) > 1]
 
     def observation(self, name: str) -> Path:
         """Where the process writes how many tasks it has."""

@@ -12,11 +12,12 @@ import sys
 import time
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import IO
 
 from constraints import JSON_FORMS
-from live.client_loops import varied_request
 from live.oracle import Oracle
+from storm.reference import LENGTHS, RecordedAnswers, Request, draw_request
 from storm.stream_log import LoggedReceiver, StreamLine, params_of
 
 from octavo.client import AsyncClient, RetryPolicy, SamplingParams
@@ -24,12 +25,10 @@ from octavo.request.errors import ServingError
 
 STREAMS_PER_CLIENT = 10
 LEAVERS, READERS = 0.05, 0.05  # shares of the streams that leave early, and that a second client reads, too
-BEAMS = 0.1  # the share of beam searches, which journal nothing before their end
 STOPS = 0.3  # the share of all requests that end at one of many stop strings, if their text has it
 NEVER = ("\n\nUser:", "<|end|>")  # stop strings that no text has, though it may have their beginnings
 MOST_STOPS = 16
 ENOUGH_TO_READ = 20
-LENGTHS = [30, 80, 80, 120, 120, 200, 500]  # of outputs, in tokens
 STATUS_INTERVAL_S = 2.0
 
 
@@ -40,6 +39,7 @@ class StreamClients:
         self._patience_s: float = arguments.patience_s
         self._random = random.Random(arguments.seed)
         self._json_share: float = arguments.json_share
+        self._recorded = RecordedAnswers(arguments.reference) if arguments.reference else None
         self._oracle = Oracle("witness")
         self._log = log
         self._stopping = asyncio.Event()
@@ -83,14 +83,12 @@ class StreamClients:
         client = self._clients[place % len(self._clients)]
         await asyncio.sleep(self._random.uniform(0, 3))
         while not self._stopping.is_set():
-            length = self._random.choice(LENGTHS)
-            prompt, sampling = varied_request(self._random, self._oracle, place, length)
-            if self._random.random() < BEAMS:
-                sampling = SamplingParams(beam_width=3, n=2, max_tokens=min(length, 120))
+            prompt, sampling = self._draw(place)
             if self._json_share and self._random.random() < self._json_share:
                 form, seed = self._random.choice(JSON_FORMS), self._random.randrange(2**63)
-                sampling = SamplingParams(temperature=1.0, seed=seed, n=2, constraint=form, max_tokens=2 * length)
-            elif self._random.random() < STOPS:
+                length = 2 * self._random.choice(LENGTHS)
+                sampling = SamplingParams(temperature=1.0, seed=seed, n=2, constraint=form, max_tokens=length)
+            elif self._random.random() < STOPS and not (self._recorded and sampling.ranked):
                 sampling = replace(sampling, stop=self._stops(prompt, sampling))
             leaves = self._random.random() < LEAVERS
             reader = None
@@ -101,12 +99,17 @@ class StreamClients:
             if reader is not None:
                 await reader
 
+    def _draw(self, place: int) -> Request:
+        if self._recorded is not None:
+            return self._recorded.draw(self._random)
+        return draw_request(self._random, self._oracle, place)
+
     def _stops(self, prompt: list[int], sampling: SamplingParams) -> tuple[str, ...]:
         """Pieces of the text that the request would have without stop strings, and some that never come. Of a beam
         search, whose text depends on them, single characters."""
         if sampling.beam_width:
             return tuple(self._random.sample(string.ascii_letters, MOST_STOPS))
-        text = "".join(output.text for output in self._oracle.outputs(prompt, sampling))
+        text = "".join(output.text for output in (self._recorded or self._oracle).outputs(prompt, sampling))
         pieces = {text[at : at + self._random.randint(1, 4)] for at in range(len(text) // 3, len(text))}
         found = sorted(piece for piece in pieces if piece and "\ufffd" not in piece)
         return (*self._random.sample(found, min(len(found), MOST_STOPS - len(NEVER))), *NEVER)
@@ -174,6 +177,7 @@ async def main() -> None:
     parser.add_argument("--patience-s", type=float, default=180.0)
     parser.add_argument("--backoff-s", type=float, default=1.0)
     parser.add_argument("--json-share", type=float, default=0.0)
+    parser.add_argument("--reference", type=Path, help="of a model: the requests, and their answers")
     arguments = parser.parse_args()
     with open(arguments.log, "a", encoding="utf-8") as log:
         clients = StreamClients(arguments, log)

@@ -11,7 +11,7 @@ store said of the request afterwards.
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -42,12 +42,16 @@ class StreamLine:
 
     @property
     def sampling(self) -> SamplingParams:
-        form = self.params.get("constraint")
-        constraint = None if form is None else Constraint(Shape(form[0]), form[1])
-        return SamplingParams(**{**self.params, "stop": tuple(self.params.get("stop", ())), "constraint": constraint})
+        return sampling_of(self.params)
 
     def to_json(self) -> str:
         return json.dumps({name: getattr(self, name) for name in self.__slots__}, separators=(",", ":"))
+
+
+def sampling_of(params: Mapping[str, Any]) -> SamplingParams:
+    form = params.get("constraint")
+    constraint = None if form is None else Constraint(Shape(form[0]), form[1])
+    return SamplingParams(**{**params, "stop": tuple(params.get("stop", ())), "constraint": constraint})
 
 
 def params_of(sampling: SamplingParams) -> dict[str, Any]:
