@@ -86,7 +86,7 @@ class GroupFaults:
     async def stop_front(self) -> dict[str, Any]:
         """SIGSTOP of rank 0 for longer than the lease. If the others waited for it in a step, the group has ended."""
         async with self._a_group() as (name, ranks):
-            process, rank = self._cluster.processes[name], self._random.choice(ranks)
+            process, rank = self._cluster.processes[name], ranks[0]  # of the front's stage, if one is
             seconds = self._lease_s * self._random.choice([self._random.uniform(1.2, 3.5), LONG_STOP])
             if in_step := self._random.random() < 0.5:  # mostly between steps otherwise
                 os.kill(rank, signal.SIGSTOP)
