@@ -28,8 +28,9 @@ void bind_team(py::module_& module) {
         .def("pass_on", &Team::pass_on, "In the first rank of a stage: one part more of a step is done.")
         .def("wait_for_part", &Team::wait_for_part, py::call_guard<py::gil_scoped_release>(),
              "Waits until the stage before this one has passed on as many parts as this was called for.")
-        .def("wait_for_end", &Team::wait_for_end, py::call_guard<py::gil_scoped_release>(),
-             "In rank 0: waits until the last stage has done as many parts as this stage.")
+        .def("wait_for_end", &Team::wait_for_end, "later"_a = 0, py::call_guard<py::gil_scoped_release>(),
+             "In rank 0: waits until the last stage has done as many parts as this stage, but for the `later` last "
+             "ones.")
         .def(
             "break_off", [](Team& team) { team.break_off(); }, "Ends all meetings, now and later.")
         .def("waited_s", &Team::waited_s, "rank"_a, "How long a rank has waited for others within steps.")

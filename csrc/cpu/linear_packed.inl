@@ -256,7 +256,8 @@ void packed_row(const Weight& weight, std::int64_t row, float* out) {
 
 void to_digits(const float* x, std::int64_t count, Rounding rounding, InputBlock* to) {
     const float top_number = rounding == Rounding::k8Bits ? kLargestDigit : kLargestNumber;
-    const float least_top = top_number * std::numeric_limits<float>::min();  // smaller steps would have no inverse
+    constexpr float kLeastStep = std::numeric_limits<float>::min();  // smaller ones would have no inverse
+    const float least_top = top_number * kLeastStep;
     const F8 to_high = set8(rounding == Rounding::k8Bits ? 0.0F : 1.0F / kDigit);
     for (std::int64_t block = 0; block < count / kBlock; ++block, x += kBlock, to += kInputColumns) {
         F8 values[4], top = zero8(), odd = zero8();

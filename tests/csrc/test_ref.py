@@ -16,6 +16,7 @@ def test_all_ops_have_a_definition(extension):
     """But those that change how weights are stored, and what is no op."""
     others = {
         "quantize",
+        "populate_blocks",
         "pack",
         "repack",
         "packed_bytes",

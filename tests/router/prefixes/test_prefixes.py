@@ -29,15 +29,14 @@ async def prefixes_of(admin) -> dict[str, admin_pb2.NamedPrefix]:
 
 
 async def until_warm(world, admin, name: str, count: int) -> list[str]:
-    """The workers that have it, once so many do."""
-    (router, *_) = world.routers
+    """The workers that have it, once so many do and all routers know it."""
 
-    def warm() -> list[str]:
+    def warm(router) -> list[str]:
         return [on for each in router.prefixes.all() if each.name == name for on in router.prefix_keeper.warm_on(each)]
 
-    await world.until(lambda: len(warm()) == count, timeout_s=30)
-    assert list((await prefixes_of(admin))[name].warm_on) == warm()
-    return warm()
+    await world.until(lambda: all(len(warm(router)) == count for router in world.routers), timeout_s=30)
+    assert list((await prefixes_of(admin))[name].warm_on) == warm(world.routers[0])
+    return warm(world.routers[0])
 
 
 async def test_a_prefix_is_warm_before_it_is_asked_for(world):
