@@ -112,6 +112,14 @@ def test_weights_from_a_file_have_the_bits_of_those_in_memory(
         assert bits(found) == expected
 
 
+def test_inputs_of_8_bits_share_the_file_of_the_same_weights(tiny, tmp_path) -> None:
+    path = tiny("llama-wide").directory
+    cache = PackedCache(tmp_path / "packed", ROOM)
+    get(cache, packing_of(path, "q4"))
+    found = cache.get("tiny", KEY, "q4-a8", EXTENSION, lambda file: pytest.fail("packed anew"))
+    assert bits(found) == bits(packing_of(path, "q4-a8").in_memory()) != bits(packing_of(path, "q4").in_memory())
+
+
 @settings(deadline=None, max_examples=draws(60, 2000))
 @given(data=st.data())
 def test_damage_anywhere_is_noticed(tiny, tmp_path_factory, data) -> None:
