@@ -17,6 +17,7 @@ from gpu_worker.models.decoders.decoder import Decoder
 from gpu_worker.models.decoders.gpt import GptDecoder
 from gpu_worker.models.decoders.native_llama import NativeLlamaDecoder
 from gpu_worker.ops import make_batch
+from gpu_worker.ops.lora import LoraRows
 from gpu_worker.running.adapter_bank import AdapterBank
 from gpu_worker.running.encoder_bank import EncoderBank
 from gpu_worker.running.graphs import StepGraphs
@@ -126,27 +127,31 @@ class ModelRunner:
         graphs = self.graphs if loras is None else ()  # a graph has no adapter in it
         replays = (each.run(step, tables, wanted.rows) for each in graphs)
         logits = next((logits for logits in replays if logits is not None), None)
-        if logits is None:
-            batch = make_batch(
-                *(step.tokens, step.positions, step.slots, step.lengths.tolist(), step.ends.tolist()),
-                *(tables, self._device, wanted.rows),
-            )
-            batch.loras = loras
-            if self.pictures is not None:
-                batch.pictures = self.pictures.rows_of(seats, step)
-            if self._encodings is not None:
-                batch.encoded = self._encodings.rows_of(seats, step)
-            hidden = self._decoder.forward(batch, self._arena.layers, batch.rows)
-            if wanted.sampled:
-                logits = self._decoder.logits(hidden[: wanted.num_sampled])
-            if step.scored:
-                output.scored = self._score(hidden[wanted.num_sampled :], step.scored, seats)
-            if step.pooled:
-                output.pooled = pooled_of(step, self._decoder, hidden, wanted.num_scored)
+        hidden = None if logits is not None else self._forward(step, seats, loras, wanted.rows)
+        if hidden is not None and wanted.sampled:
+            logits = self._decoder.logits(hidden[: wanted.num_sampled])
         if logits is not None and wanted.sampled:
             output.token_ids, output.scores = self._sampler.sample(logits, wanted.sampled, self._seats.samples(step))
+        if hidden is not None and step.scored:
+            output.scored = self._score(hidden[wanted.num_sampled :], step.scored, seats)
+        if hidden is not None and step.pooled:
+            output.pooled = pooled_of(step, self._decoder, hidden, wanted.num_scored)
         output.is_copying = self._block_mover.is_copying()
         return output
+
+    def _forward(
+        self, step: StepInput, seats: Sequence[Seat], loras: LoraRows | None, rows: Sequence[int]
+    ) -> Tensor:
+        batch = make_batch(
+            *(step.tokens, step.positions, step.slots, step.lengths.tolist(), step.ends.tolist()),
+            *([seat.table for seat in seats], self._device, rows),
+        )
+        batch.loras = loras
+        if self.pictures is not None:
+            batch.pictures = self.pictures.rows_of(seats, step)
+        if self._encodings is not None:
+            batch.encoded = self._encodings.rows_of(seats, step)
+        return self._decoder.forward(batch, self._arena.layers, batch.rows)
 
     def _used_blocks(self, step: StepInput, seats: Sequence[Seat]) -> Iterator[BlockId]:
         """The blocks that the chunks read or write: not those that are out of every layer's window."""

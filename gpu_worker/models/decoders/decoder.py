@@ -76,8 +76,25 @@ class Decoder(Protocol):
         ...
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Scores [num_rows, vocab_size] of the next token."""
+        """Scores [num_rows, vocab_size] of the next token. They are valid until the next call."""
         ...
+
+
+class KeptLogits:
+    """Memory for the logits of one call after another.
+
+    The allocator would give tens of megabytes back to the system after each step, and the system takes longer to find
+    new pages than a sampler takes to read them.
+    """
+
+    def __init__(self, vocab_size: int) -> None:
+        self._memory = torch.empty((0, vocab_size))
+
+    def rows(self, count: int) -> Tensor:
+        """The first `count` rows, in the memory that earlier calls returned."""
+        if count > len(self._memory):
+            self._memory = torch.empty((count, self._memory.shape[1]))
+        return self._memory[:count]
 
 
 def common_window(windows: Iterable[int]) -> int:

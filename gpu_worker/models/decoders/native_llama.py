@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gpu_worker.models.checkpoint.weights import CheckpointReader, ProgressCallback, WeightSource
 from gpu_worker.models.decoders.config import LlamaConfig
-from gpu_worker.models.decoders.decoder import EncodePicture, EncodeTokens, LoadLora, common_window
+from gpu_worker.models.decoders.decoder import EncodePicture, EncodeTokens, KeptLogits, LoadLora, common_window
 from gpu_worker.models.decoders.llama import FIRST_SOURCES, collect, layers_of
 from gpu_worker.models.decoders.lora_weights import load, support_of
 from gpu_worker.models.decoders.ranks.llama_share import LlamaShare
@@ -125,6 +125,7 @@ class NativeLlamaDecoder:
             share=None if place is None or share is None else share.extension_argument(place, extension, sizes, config),
         )
         self._kv: tuple[Sequence[Tensor], Any] | None = None
+        self._kept_logits = KeptLogits(config.vocab_size)
         self.load_lora: LoadLora | None = self._load_lora if place is None else None
         self.lora_support = support_of(config) if place is None else NO_LORA_IN_GROUP
 
@@ -143,7 +144,7 @@ class NativeLlamaDecoder:
         return forwarded[first:]
 
     def logits(self, hidden: Tensor) -> Tensor:
-        logits = torch.empty((hidden.shape[0], self.vocab_size))
+        logits = self._kept_logits.rows(hidden.shape[0])
         self._llama.logits(logits, hidden)
         return logits
 

@@ -103,7 +103,7 @@ def logits_of(runner: ModelRunner, sequences: list[list[int]], steps: Steps) -> 
         places, batch = batch_of_spans(sequences, spans, tables, size)
         rows = torch.tensor([row for row, (_, p) in enumerate(places) if p >= SPLIT - 4], dtype=torch.int64)
         with torch.inference_mode():
-            logits = runner._decoder.logits(runner._decoder.forward(batch, runner._arena.layers, rows))
+            logits = runner._decoder.logits(runner._decoder.forward(batch, runner._arena.layers, rows)).clone()
         assert logits.isfinite().all()
         for row, bits in zip(rows.tolist(), logits.view(torch.int32), strict=True):
             sequence, position = places[row]

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from gpu_worker.models.decoders.decoder import KeptLogits
 from gpu_worker.models.decoders.gpt import GptConfig, GptDecoder, OnlyRank
 from gpu_worker.models.decoders.ranks.gpt_room import LOGIT_ROWS, LOGITS, GptRoom, cut_batch
 from gpu_worker.models.decoders.ranks.gpt_share import GptShare
@@ -29,6 +30,7 @@ class GptTeam(OnlyRank):
         self._layers = range(share.layers.first, share.layers.first + share.layers.num)
         self._stages = place.stages
         self._vocab = config.vocab_size
+        self._kept_logits = KeptLogits(config.vocab_size)
         queries, keys = share.queries(config), share.keys(config)
         self._spans = {
             "attended": queries,
@@ -61,7 +63,7 @@ class GptTeam(OnlyRank):
         return x
 
     def logits(self, decoder: GptDecoder, hidden: Tensor) -> Tensor:
-        logits = torch.empty((hidden.shape[0], self._vocab))
+        logits = self._kept_logits.rows(hidden.shape[0])
         for rows, into in zip(hidden.split(LOGIT_ROWS), logits.split(LOGIT_ROWS), strict=True):
             self._room.columns["hidden"][: len(rows)] = rows
             self._room.order_logits(len(rows))

@@ -10,6 +10,7 @@ from effort import diagonal
 from instruction_sets import ISAS
 from transformers_types import MIXTURES
 
+from gpu_worker import LLM, SamplingParams
 from gpu_worker.ops import make_batch, native
 from gpu_worker.ops.reference import ReferenceOps
 from gpu_worker.running import loading
@@ -51,7 +52,7 @@ def run(runner, lengths: list[tuple[int, int]], seed: int = 0) -> torch.Tensor:
         )
         rows = torch.arange(len(places)).flip(0)
         with torch.inference_mode():
-            parts.append(runner._decoder.logits(runner._decoder.forward(batch, runner._arena.layers, rows)))
+            parts.append(runner._decoder.logits(runner._decoder.forward(batch, runner._arena.layers, rows)).clone())
     return torch.cat(parts)
 
 
@@ -96,3 +97,12 @@ def test_what_cannot_be_quantized_says_so(tiny, load, reference):
         load(tiny("gpt2").directory, quantization="auto-a8")
     with pytest.raises(InvalidArgument, match="'q3' is not one of"):
         load(tiny("llama").directory, quantization="q3")
+
+
+def test_scores_of_a_prompt_do_not_take_the_place_of_logits_that_are_drawn_from(tiny):
+    prompts = [{"prompt_token_ids": [*range(5, length)]} for length in (9, 14, 30)]
+    params = {"temperature": 0, "max_tokens": 4, "detokenize": False}
+    with LLM(model=str(tiny("llama").directory), kv_cache_bytes=1 << 20) as llm:
+        answers = [llm.generate(prompts, SamplingParams(**params, prompt_logprobs=count)) for count in (None, 1)]
+    free, scored = ([answer.outputs[0].token_ids for answer in each] for each in answers)
+    assert free == scored
