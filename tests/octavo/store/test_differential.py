@@ -5,8 +5,7 @@ Along the way the invariants of docs/protocol.md that a store can break are asse
 
 import asyncio
 import random
-from collections.abc import Callable
-from typing import Any, ClassVar
+import re
 
 import pytest
 from effort import draws
@@ -14,11 +13,10 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from octavo.request.ids import Incarnation, RequestId, SequenceId, sequence_id
+from octavo.request.ids import Incarnation, RequestId, sequence_id
 from octavo.request.limits import TenantQuota
-from octavo.request.record import NewSequence, Snapshot
 from octavo.request.sampling import FinishReason
-from octavo.store import worker_tail
+from octavo.store import library, worker_tail
 from octavo.store.calls import (
     AppendItem,
     AppendStatus,
@@ -66,21 +64,13 @@ TIMES = [1, 1, 10, 10, 50, 1000, 3000, 61_000]
 class Differential(RuleBasedStateMachine):
     """`reference` and `real` get the same operations and the same time."""
 
-    runner: ClassVar[asyncio.Runner]
-    make_reference: ClassVar[Callable[[], Any]]
-    make_real: ClassVar[Callable[[], Any]]
-    new: ClassVar[Callable[..., NewSequence]]
-    seq_ids: dict[str, SequenceId]
-    last: dict[str, Snapshot]
-
     @initialize(
         begun=st.tuples(*[st.sampled_from(["running", "running", "queued", "not yet"])] * len(NAMES)),
         leases=st.tuples(*[st.booleans()] * 2),
     )
-    def begin(self, begun: tuple[str, ...], leases: tuple[bool, ...]) -> None:
-        cls = type(self)
-        self.reference = cls.make_reference()
-        self.real = cls.runner.run(cls.make_real())
+    def begin(self, begun, leases):
+        self.reference = self.make_reference()
+        self.real = self.runner.run(self.make_real())
         self.seq_ids = {name: sequence_id("tenant", RequestId(name)) for name in NAMES}
         self.last = {}
         self.generation = 0
@@ -94,20 +84,24 @@ class Differential(RuleBasedStateMachine):
             if alive:
                 self.member(Incarnation(member), "heartbeat", 100_000, b"", "", "")
 
-    def teardown(self) -> None:
+    def teardown(self):
         if hasattr(self, "real"):
+            assert not self.runner.run(self.real.keys_for_ever())
             self.runner.run(self.real.close())
 
-    def both(self, method: str, *args: Any, **kwargs: Any) -> Any:
+    def both(self, method, *args, **kwargs):
         """The reply, which both must give."""
         expected = self.runner.run(getattr(self.reference.store, method)(*args, **kwargs))
         actual = self.runner.run(getattr(self.real.store, method)(*args, **kwargs))
         assert actual == expected
         return actual
 
-    def epoch(self, name: str, lag: int) -> int:
+    def epoch(self, name, lag):
         snapshot = self.last.get(name)
         return max(0, snapshot.record.epoch - lag) if snapshot else 0
+
+    def owner(self, name):
+        return self.last[name].record.owner if name in self.last else Incarnation("worker1")
 
     # Operations
 
@@ -127,7 +121,7 @@ class Differential(RuleBasedStateMachine):
         if before is not None and before.record.state.ended and priority == 2:
             self.seq_ids[name] = sequence_id("tenant", RequestId(self.seq_ids[name]))
             del self.last[name]
-        request = type(self).new(
+        request = self.new(
             name, seq_id=self.seq_ids[name], router=router, deadline_in_ms=deadline, keep_on_disconnect=keep,
             body_hash=body, priority=priority, num_branches=NAMES[name], max_tokens=40, model=MODELS[name],
             tenant=tenant, notes=b"notes" if keep else b"", retain_ms=retain_ms, pictures=PICTURES[keep],
@@ -137,16 +131,16 @@ class Differential(RuleBasedStateMachine):
         self.both("accept", request, limits)
 
     @rule(name=NAME, comes_again=st.booleans())
-    def forget(self, name: str, comes_again: bool) -> None:
+    def forget(self, name, comes_again):
         if self.both("forget", self.seq_ids[name]) and self.last.pop(name, None) and not comes_again:
             self.seq_ids[name] = sequence_id("tenant", RequestId(self.seq_ids[name]))
 
     @rule(model=MODEL, count=st.integers(1, 2), places=st.integers(0, 3), most_kept=st.integers(0, 3))
-    def pop(self, model: str, count: int, places: int, most_kept: int) -> None:
+    def pop(self, model, count, places, most_kept):
         self.both("pop", model, count, 30, places, most_kept)
 
     @rule(name=NAME, lag=LAG, seen=SEEN)
-    def requeue(self, name: str, lag: int, seen: str) -> None:
+    def requeue(self, name, lag, seen):
         self.both("requeue", self.seq_ids[name], self.epoch(name, lag), seen)
 
     @rule(
@@ -165,25 +159,21 @@ class Differential(RuleBasedStateMachine):
         self.both("take_ownership", request)
 
     @rule(name=NAME, lag=LAG, owner=st.none() | WORKER)
-    def announce(self, name: str, lag: int, owner: Incarnation | None) -> None:
-        record = self.last[name].record if name in self.last else None
-        owner = owner or (record.owner if record else Incarnation("worker1"))
-        assert self.both("announce", self.seq_ids[name], self.epoch(name, lag), owner) in (True, False)
+    def announce(self, name, lag, owner):
+        reply = self.both("announce", self.seq_ids[name], self.epoch(name, lag), owner or self.owner(name))
+        assert reply in (True, False)
 
     @rule(name=NAME, lag=LAG, owner=st.none() | WORKER, tokens=st.sampled_from([1, 15, 16, 16, 31, 32, 48]))
-    def progress(self, name: str, lag: int, owner: Incarnation | None, tokens: int) -> None:
-        record = self.last[name].record if name in self.last else None
-        owner = owner or (record.owner if record else Incarnation("worker1"))
-        self.both("note_progress", self.seq_ids[name], self.epoch(name, lag), owner, tokens)
+    def progress(self, name, lag, owner, tokens):
+        self.both("note_progress", self.seq_ids[name], self.epoch(name, lag), owner or self.owner(name), tokens)
 
     @rule(name=NAME, worker=WORKER, take_id=OPERATION)
-    def place(self, name: str, worker: Incarnation, take_id: str) -> None:
-        queued = TakeReason.QUEUED
-        self.both("take_ownership", TakeRequest(self.seq_ids[name], self.epoch(name, 0), worker, take_id, queued))
+    def place(self, name, worker, take_id):
+        self.take(name, 0, worker, take_id, TakeReason.QUEUED, 0, "", "")
 
     @rule(name=NAME, worker=WORKER, take_id=OPERATION, why=st.sampled_from([TakeReason.CONNECTION, TakeReason.LEASE]))
-    def rescue(self, name: str, worker: Incarnation, take_id: str, why: TakeReason) -> None:
-        self.both("take_ownership", TakeRequest(self.seq_ids[name], self.epoch(name, 0), worker, take_id, why))
+    def rescue(self, name, worker, take_id, why):
+        self.take(name, 0, worker, take_id, why, 0, "", "")
 
     @rule(
         name=NAME,
@@ -192,19 +182,17 @@ class Differential(RuleBasedStateMachine):
         announced=st.sampled_from([True, True, True, False]),
         tokens=st.sampled_from([0, 0, 0, 15, 16, 40]),
     )
-    def crash_again_and_again(self, name: str, workers: list[str], spared: int, announced: bool, tokens: int) -> None:
+    def crash_again_and_again(self, name, workers, spared, announced, tokens):
         for worker in workers[spared:]:
             self.equal()
-            epoch = self.epoch(name, 0)
             if announced and name in self.last:
-                self.both("announce", self.seq_ids[name], epoch, self.last[name].record.owner)
+                self.announce(name, 0, None)
             if tokens and name in self.last:
-                self.both("note_progress", self.seq_ids[name], epoch, self.last[name].record.owner, tokens)
-            request = TakeRequest(self.seq_ids[name], epoch, Incarnation(worker), f"t{epoch}", TakeReason.CONNECTION)
-            self.both("take_ownership", request)
+                self.progress(name, 0, None, tokens)
+            self.rescue(name, Incarnation(worker), f"t{self.epoch(name, 0)}", TakeReason.CONNECTION)
 
     @rule(items=st.lists(GOOD, min_size=1, max_size=3))
-    def append(self, items: list[tuple[str, int, int, int, list[int] | None, FinishReason]]) -> None:
+    def append(self, items):
         self.append_all(None, items)
 
     @rule(owner=st.none() | WORKER, items=st.lists(WILD, min_size=1, max_size=3))
@@ -214,8 +202,7 @@ class Differential(RuleBasedStateMachine):
     def append_all(self, owner, items):
         """None: the owner of the first item's sequence. No worker sends an item without tokens and without an end."""
         appends = [each for each in (self.item(*item) for item in items) if each.token_ids or each.finish]
-        first = self.last.get(items[0][0])
-        owner = owner or (first.record.owner if first else Incarnation("worker1"))
+        owner = owner or self.owner(items[0][0])
         replies = self.both("append_batch", owner, appends)
         for item, reply in zip(appends, replies, strict=True):
             name = next(name for name, seq_id in self.seq_ids.items() if seq_id == item.seq_id)
@@ -253,7 +240,7 @@ class Differential(RuleBasedStateMachine):
             self.both("finish", Finish(self.seq_ids[name], reason, branch, delivered, "why not", score, epoch))
 
     @rule(name=NAME, router=ROUTER, how=st.sampled_from(["attach", "detach"]))
-    def client(self, name: str, router: Incarnation, how: str) -> None:
+    def client(self, name, router, how):
         self.both(how, self.seq_ids[name], router)
 
     @rule(
@@ -277,7 +264,7 @@ class Differential(RuleBasedStateMachine):
             self.both("mig_abort", *operation)
 
     @rule(name=NAME, worker=WORKER, again=st.booleans(), behind=st.sampled_from([0, 0, 0, 1]), late=st.booleans())
-    def migrate_through(self, name: str, worker: Incarnation, again: bool, behind: int, late: bool) -> None:
+    def migrate_through(self, name, worker, again, behind, late):
         self.migrate(name, 0, "begin", 4, worker, 0)
         for _ in range(1 + again):
             self.migrate(name, 0, "commit", 4, worker, behind)
@@ -293,14 +280,14 @@ class Differential(RuleBasedStateMachine):
         name=st.sampled_from(["", "", "w", "w", "a worker"]),
         endpoint=st.sampled_from(["h:1", "h:2"]),
     )
-    def member(self, member: Incarnation, how: str, lease_ms: int, info: bytes, name: str, endpoint: str) -> None:
+    def member(self, member, how, lease_ms, info, name, endpoint):
         described = Member(member[:6], member, info, name, endpoint)
         reply = self.both(how, described, *([] if how == "leave" else [lease_ms]))
         holder = reply.holder if isinstance(reply, Renewal) else reply
         assert holder is None or holder.id != member
 
     @rule(seen=st.sets(LIMITS_SEEN, max_size=2), kept_ms=st.sampled_from([0, 50, 3000]))
-    def note_limits(self, seen: set[WorkerLimits], kept_ms: int) -> None:
+    def note_limits(self, seen, kept_ms):
         assert seen <= set(self.both("note_limits", seen, kept_ms))
 
     @rule(
@@ -309,17 +296,17 @@ class Differential(RuleBasedStateMachine):
         grace_ms=st.sampled_from([0, 40, 3000]),
         interval_ms=st.sampled_from([0, 0, 50]),
     )
-    def sweep(self, ms: int, limit: int, grace_ms: int, interval_ms: int) -> None:
+    def sweep(self, ms, limit, grace_ms, interval_ms):
         self.advance(ms)
         self.both("sweep", limit, grace_ms, interval_ms)
 
     @rule(ms=st.sampled_from(TIMES))
-    def advance(self, ms: int) -> None:
+    def advance(self, ms):
         self.runner.run(self.reference.advance(ms))
         self.runner.run(self.real.advance(ms))
 
     @rule(ms=st.sampled_from([1, 10, 50, 3000]))
-    def restart(self, ms: int) -> None:
+    def restart(self, ms):
         self.runner.run(self.reference.restart())
         self.runner.run(self.real.restart())
         self.both("queue_depth")  # the first call after a restart begins the new generation
@@ -328,7 +315,7 @@ class Differential(RuleBasedStateMachine):
     # What must be equal, and what must hold
 
     @invariant()
-    def equal(self) -> None:
+    def equal(self):
         if not hasattr(self, "real"):
             return
         expected, actual = (self.runner.run(self.state(bench)) for bench in (self.reference, self.real))
@@ -342,7 +329,7 @@ class Differential(RuleBasedStateMachine):
         assert self.real.store.generation == self.reference.store.generation >= self.generation  # I7
         self.generation = self.real.store.generation
 
-    async def state(self, bench: Any) -> tuple[Any, ...]:
+    async def state(self, bench):
         """All there is to see of a store."""
         store = bench.store
         reads = [
@@ -365,7 +352,7 @@ class Differential(RuleBasedStateMachine):
         pictures = [await store.read_picture(seq_id, "digest") for seq_id in shows]
         return snapshots, sorted(live, key=lambda record: record.seq_id), rest, pictures
 
-    def holds(self, before: Snapshot | None, now: Snapshot) -> None:
+    def holds(self, before, now):
         record = now.record
         assert all(length <= record.max_tokens for length in record.num_tokens)  # I11
         assert record.num_tokens == tuple(len(output) for output in now.outputs)
@@ -388,45 +375,44 @@ class Differential(RuleBasedStateMachine):
             assert (record.state, now.outputs) == (before.record.state, before.outputs)
 
 
+@pytest.fixture
+async def documented_user(server_bench, root):
+    """The one in docs/store.md, which is that of `octavo store-acl`."""
+    text = (root / "docs/store.md").read_text()
+    [(called, commands)] = re.findall(r"needs these rights:\s+`([^`]*)`[^`]*```text\n([^`]*)```", text)
+    rules = [*called.split(), *(f"+{command}" for command in commands.split())]
+    assert {*rules, "-@all"} == set(library.user_rules())
+    await server_bench.client.execute_command("ACL", "SETUSER", "documented", "reset", "on", ">pass", *rules)
+    return "documented:pass"
+
+
 @pytest.mark.scaled
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("kind", ["valkey", pytest.param("redis", marks=pytest.mark.redis)])
 def test_the_server_does_what_the_reference_does(
-    kind, servers, runner, make_memory_bench, make_redis_bench, new, monkeypatch
+    server, runner, make_memory_bench, make_redis_bench, new, documented_user, monkeypatch
 ):
-    url = servers(kind).url
+    """For a user who has the rights in docs/store.md alone. And no key is there for ever."""
     monkeypatch.setattr(worker_tail, "MAX_TAIL_BYTES", 150)  # so that there are checkpoints
-
-    class Machine(Differential):
-        pass
-
-    Machine.runner = runner
-    Machine.make_reference, Machine.new = staticmethod(make_memory_bench), staticmethod(new)
-    Machine.make_real = staticmethod(lambda: make_redis_bench(url))
+    parts = {"runner": runner, "make_reference": staticmethod(make_memory_bench), "new": staticmethod(new)}
+    parts["make_real"] = staticmethod(lambda: make_redis_bench(server.url, documented_user))
     asked = settings().max_examples
-    few = draws(15, 90) if kind == "valkey" else draws(8, 30)  # seconds; `--hypothesis-profile=nightly` for many
+    few = draws(15, 90)  # seconds; `--hypothesis-profile=nightly` for many
+    chosen = {"max_examples": asked if asked > 1000 else few, "stateful_step_count": 40, "deadline": None}
     run_state_machine_as_test(
-        Machine,
-        settings=settings(
-            max_examples=asked if asked > 1000 else few,
-            stateful_step_count=40,
-            deadline=None,
-            suppress_health_check=list(HealthCheck),
-        ),
+        type("Machine", (Differential,), parts), settings=settings(**chosen, suppress_health_check=list(HealthCheck))
     )
 
 
-@pytest.mark.parametrize("kind", ["valkey", pytest.param("redis", marks=pytest.mark.redis)])
-def test_long_queues_have_the_order_of_the_reference(kind, servers, runner, make_memory_bench, make_redis_bench, new):
+def test_long_queues_have_the_order_of_the_reference(server, runner, make_memory_bench, make_redis_bench, new):
     """Many sequences of few tenants and classes, which are popped, placed, ended, cancelled and sent back."""
-    runner.run(_play_queue(make_memory_bench(), make_redis_bench(servers(kind).url), new))
+    runner.run(_play_queue(make_memory_bench(), make_redis_bench(server.url), new))
 
 
-async def _play_queue(reference: Any, making: Any, new: Any) -> None:
+async def _play_queue(reference, making, new):
     real, rng, seen = await making, random.Random(7), []
     limits, worker = QueueLimits(max_requests=40, max_tokens=20_000, tenant_requests=25), Incarnation("worker1")
 
-    async def both(method: str, *args: Any) -> Any:
+    async def both(method, *args):
         expected = await getattr(reference.store, method)(*args)
         actual = await getattr(real.store, method)(*args)
         assert actual == expected
@@ -465,18 +451,18 @@ def test_both_forget_the_same_of_many_tenants(servers, runner, make_memory_bench
     runner.run(_play_once_each(make_memory_bench(), make_redis_bench(servers("valkey").url), new))
 
 
-async def _play_once_each(reference: Any, making: Any, new: Any) -> None:
+async def _play_once_each(reference, making, new):
     """The virtual time stands still while tenants come once: all that they have used stays above it."""
     real, worker, rng = await making, Incarnation("worker1"), random.Random(3)
 
-    async def run(name: str, tenant: str, max_tokens: int) -> None:
+    async def run(name, tenant, max_tokens):
         request = new(name, tenant=tenant, seq_id=sequence_id(tenant, RequestId(name)), max_tokens=max_tokens)
         for bench in (reference, real):
             assert (await bench.store.accept(request, QueueLimits())).status == "OK"
         popped = [await bench.store.pop("model", 1, 1000) for bench in (reference, real)]
         assert popped[0] == popped[1]
         for bench in (reference, real):
-            await bench.take_ownership(popped[0][0].record.seq_id, 0, worker, name, TakeReason.QUEUED)
+            await bench.take(popped[0][0].record.seq_id, 0, worker, TakeReason.QUEUED, name)
 
     for bench in (reference, real):
         await bench.store.accept(new("waits", tenant="busy", priority=4), QueueLimits())  # the queue is never empty

@@ -1,26 +1,22 @@
 """A server that has used up its memory: what was accepted goes on to its end, and only new requests are refused."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from octavo.local.embedded import EmbeddedStore
 from octavo.request.errors import StoreFull
 from octavo.request.ids import Incarnation, SequenceId
-from octavo.request.record import NewSequence, SequenceState
+from octavo.request.record import SequenceState
 from octavo.request.sampling import FinishReason
 from octavo.store import open_store
 from octavo.store.calls import AcceptStatus, AppendItem, AppendStatus, Member, QueueLimits, TakeReason, TakeRequest
 from octavo.store.codec import record_key
-from octavo.store.redis import RedisStore
 
+STEP = 2500  # tokens of an append
 W1, ROUTER = Incarnation("worker1"), Incarnation("router1")
 UNBOUNDED = QueueLimits(10**9, 10**12)
-MEMORY_BYTES = 16 * 2**20
 PROMPT = tuple(range(16_384))  # 64 KiB in the store
 RETAIN_MS = 600_000
 RECENT_MS = RETAIN_MS // 2  # with this retention, a record that was kept for RETAIN_MS seems to have ended just now
@@ -28,26 +24,26 @@ SETTLED_MS = 10 * RETAIN_MS  # with this retention, a record that was kept for R
 
 
 @pytest.fixture
-async def server(tmp_path: Path) -> AsyncIterator[EmbeddedStore]:
-    server = EmbeddedStore(tmp_path, memory_bytes=MEMORY_BYTES)
+async def server(tmp_path):
+    server = EmbeddedStore(tmp_path, memory_bytes=16 * 2**20)
     await server.start()
     yield server
     await server.stop()
 
 
 @pytest.fixture
-async def store(server: EmbeddedStore) -> AsyncIterator[Any]:
+async def store(server):
     store = open_store(server.url, retain_ms=RETAIN_MS)
     await store.open()
     yield store
     await store.close()
 
 
-async def fill(store: RedisStore, new: Any) -> list[NewSequence]:
+async def fill(store, new):
     """Accepts requests until one is refused; those that were accepted."""
-    accepted: list[NewSequence] = []
+    accepted = []
     for number in range(1000):
-        request = new(f"fill{number}", seq_id=SequenceId(f"{number:032x}"), prompt=PROMPT, max_tokens=1000)
+        request = new(f"fill{number}", seq_id=SequenceId(f"{number:032x}"), prompt=PROMPT, max_tokens=STEP)
         try:
             await store.accept(request, UNBOUNDED)
         except StoreFull:
@@ -56,49 +52,40 @@ async def fill(store: RedisStore, new: Any) -> list[NewSequence]:
     pytest.fail("the store has no bound")
 
 
-async def take(store: RedisStore, seq_id: SequenceId) -> None:
-    taken = await store.take_ownership(TakeRequest(seq_id, 0, W1, "t", TakeReason.QUEUED))
-    assert taken.epoch == 1
+async def compute(store, seq_id, count, step=STEP):
+    """Takes a sequence, and ends it after so many tokens and another step."""
+    assert (await store.take_ownership(TakeRequest(seq_id, 0, W1, "t", TakeReason.QUEUED))).epoch == 1
+    for first in range(0, count + 1, step):
+        end = FinishReason.LENGTH if first == count else FinishReason.NONE
+        [reply] = await store.append_batch(W1, [AppendItem(seq_id, 1, 0, first, list(range(step)), end)])
+        assert reply.status is AppendStatus.OK
 
 
-async def append(store: RedisStore, seq_id: SequenceId, first: int, end: FinishReason = FinishReason.NONE) -> None:
-    [reply] = await store.append_batch(W1, [AppendItem(seq_id, 1, 0, first, list(range(500)), end)])
-    assert reply.status is AppendStatus.OK
-
-
-async def test_a_full_store_lets_running_sequences_end(store: Any, new: Any) -> None:
+async def test_a_full_store_lets_running_sequences_end(store, new):
     running = new(max_tokens=100_000)
     await store.accept(running, UNBOUNDED)
-    await take(store, running.seq_id)
     assert await store.accepting()
     waiting = await fill(store, new)
     assert len(waiting) > 20
     with pytest.raises(StoreFull) as caught:
         await store.accept(new("one more", prompt=PROMPT), UNBOUNDED)
     assert caught.value.retry_after_ms > 0
+    assert (await store.accept(waiting[0], UNBOUNDED)).status is AcceptStatus.EXISTS
+    assert (await store.accept(replace(waiting[0], body_hash=b"other"), UNBOUNDED)).status is AcceptStatus.MISMATCH
     assert not await store.accepting()
-    for first in range(0, 20_000, 500):  # beyond the bound
-        await append(store, running.seq_id, first)
     await store.heartbeat(Member("router", ROUTER, b"r"), 3000)
     assert await store.attach(running.seq_id, ROUTER) is not None
-    await append(store, running.seq_id, 20_000, FinishReason.LENGTH)
+    await compute(store, running.seq_id, 20_000)  # beyond the bound
     snapshot = await store.read(running.seq_id, from_indexes=[0])
     assert snapshot.record.state is SequenceState.DONE
-    assert snapshot.outputs[0] == tuple(range(500)) * 41
+    assert snapshot.outputs[0] == tuple(range(STEP)) * 9
     for request in waiting[:30]:  # one of them that ends gives back its prompt
-        await take(store, request.seq_id)
-        await append(store, request.seq_id, 0, FinishReason.LENGTH)
+        await compute(store, request.seq_id, 0)
     assert await store.accepting()
     assert (await store.accept(new("later"), UNBOUNDED)).status is AcceptStatus.OK
 
 
-async def test_a_full_store_knows_what_it_has_accepted(store: Any, new: Any) -> None:
-    known = (await fill(store, new))[0]
-    assert (await store.accept(known, UNBOUNDED)).status is AcceptStatus.EXISTS
-    assert (await store.accept(replace(known, body_hash=b"other"), UNBOUNDED)).status is AcceptStatus.MISMATCH
-
-
-async def stays_full(store: Any) -> bool:
+async def stays_full(store):
     """Whether it is full of records, and not of buffers, which the server gives back within moments."""
     for _ in range(5):
         if await store.accepting():
@@ -107,30 +94,26 @@ async def stays_full(store: Any) -> bool:
     return True
 
 
-async def sweep_as(server: EmbeddedStore, retain_ms: int) -> None:
-    store: Any = open_store(server.url, retain_ms=retain_ms)
+async def sweep_as(server, retain_ms):
+    store = open_store(server.url, retain_ms=retain_ms)
     await store.open()
     await store.sweep(10, 1000, 0)
     await store.close()
 
 
-async def test_short_memory_removes_the_oldest_ended_records(server: EmbeddedStore, store: Any, new: Any) -> None:
+async def test_short_memory_removes_the_oldest_ended_records(server, store, new):
     """And last what is to be kept: every other one."""
-    ended: list[SequenceId] = []
+    ended = []
     while not await stays_full(store):
         number, seq_id = len(ended), SequenceId(f"e{len(ended):031x}")
         retain_ms = 0 if number % 2 else RETAIN_MS
         await store.accept(new(f"e{number}", seq_id=seq_id, max_tokens=100_000, retain_ms=retain_ms), UNBOUNDED)
-        await take(store, seq_id)
-        for first in range(0, 10_000, 500):
-            await append(store, seq_id, first)
-        await append(store, seq_id, 10_000, FinishReason.LENGTH)
+        await compute(store, seq_id, 40_000, 10_000)
         ended.append(seq_id)
 
-    async def left() -> list[bool]:
+    async def left():
         return [await store.read(seq_id) is not None for seq_id in ended]
 
-    alive = new("alive")
     assert len(ended) > 50
     await store.heartbeat(Member("worker", W1, b""), 60_000)  # the sweep would remove the tail of a dead worker
     await sweep_as(server, RECENT_MS)
@@ -144,15 +127,7 @@ async def test_short_memory_removes_the_oldest_ended_records(server: EmbeddedSto
     assert all(kept), "one that is to be kept went while there were others"
     assert usual == sorted(usual), "a younger record went before an older one"
     assert 0 < sum(usual) < len(usual)
-    await store.accept(alive, UNBOUNDED)
+    await store.accept(new("alive"), UNBOUNDED)
     await sweep_as(server, SETTLED_MS)
     assert await left() == found, "there was no need"
-    assert await store.read(alive.seq_id) is not None
-
-
-async def test_what_brings_new_requests_alone_is_refused(store: Any) -> None:
-    [described] = await store.server.client.function_list("octavo1")
-    functions = dict(zip(described[::2], described[1::2], strict=True))[b"functions"]
-    flags = {each[each.index(b"name") + 1]: each[each.index(b"flags") + 1] for each in functions}
-    refused = [name for name, of_it in flags.items() if not {b"allow-oom", b"no-writes"} & set(of_it)]
-    assert set(refused) == {b"octavo1_accept", b"octavo1_keep_picture"}
+    assert await store.read(new("alive").seq_id) is not None

@@ -1,14 +1,11 @@
 """A connection that is kept for a call: it is asked of the pool once, and no call gets the reply of another."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from typing import Any
 
 import pytest
 from redis.asyncio import BlockingConnectionPool, Redis
 from redis.exceptions import ReadOnlyError, ResponseError
 
-from octavo.store.redis import RedisStore
 from octavo.store.redis_connections import KeptConnection
 
 LIBRARY = """#!lua name=kept
@@ -20,13 +17,13 @@ server.register_function('kept_demoted', function() return redis.error_reply('RE
 class CountingPool(BlockingConnectionPool):
     num_asked = 0
 
-    async def get_connection(self, *args: Any, **options: Any) -> Any:
+    async def get_connection(self, *args, **options):
         self.num_asked += 1
         return await super().get_connection(*args, **options)
 
 
 @pytest.fixture
-async def client(store: RedisStore) -> AsyncIterator[Any]:
+async def client(store):
     own = store.server.client.connection_pool
     pool = CountingPool(connection_class=own.connection_class, max_connections=4, **own.connection_kwargs)
     made = Redis.from_pool(pool)
@@ -36,36 +33,23 @@ async def client(store: RedisStore) -> AsyncIterator[Any]:
     await made.aclose()
 
 
-async def test_many_calls_ask_the_pool_once(client: Any) -> None:
+async def test_calls_ask_the_pool_once_and_get_their_own_replies(client):
+    """Of one another, and where the function fails; a server that is no primary any more is left."""
     kept = KeptConnection(client)
-    assert [await kept.fcall("kept_echo", 0, str(number)) for number in range(20)] == [b"%d" % n for n in range(20)]
-    assert client.connection_pool.num_asked == 1
-
-
-async def test_calls_that_overlap_get_their_own_replies(client: Any) -> None:
-    kept = KeptConnection(client)
-    replies = await asyncio.gather(*(kept.fcall("kept_echo", 0, str(number)) for number in range(20)))
-    assert replies == [b"%d" % number for number in range(20)]
-
-
-async def test_an_error_of_the_function_is_a_reply(client: Any) -> None:
-    kept = KeptConnection(client)
-    for number in range(5):
+    for number in range(20):
+        assert await kept.fcall("kept_echo", 0, str(number)) == b"%d" % number
         with pytest.raises(ResponseError, match="Function not found"):
             await kept.fcall("nobody", 0)
-        assert await kept.fcall("kept_echo", 0, str(number)) == b"%d" % number
     assert client.connection_pool.num_asked == 1
-
-
-async def test_a_server_that_is_no_primary_any_more_is_left(client: Any) -> None:
-    kept = KeptConnection(client)
     with pytest.raises(ReadOnlyError):
         await kept.fcall("kept_demoted", 0)
     assert await kept.fcall("kept_echo", 0, "next") == b"next"
     assert client.connection_pool.num_asked == 2
+    replies = await asyncio.gather(*(kept.fcall("kept_echo", 0, str(number)) for number in range(20)))
+    assert replies == [b"%d" % number for number in range(20)]
 
 
-async def test_a_connection_that_died_is_replaced(client: Any) -> None:
+async def test_a_connection_that_died_is_replaced(client):
     kept = KeptConnection(client)
     for number in range(3):
         assert await kept.fcall("kept_echo", 0, str(number)) == b"%d" % number
@@ -73,13 +57,13 @@ async def test_a_connection_that_died_is_replaced(client: Any) -> None:
     assert await kept.fcall("kept_echo", 0, "last") == b"last"
 
 
-@pytest.mark.parametrize("rounds", range(8))
-async def test_a_call_that_is_cancelled_leaves_no_reply_for_the_next(client: Any, rounds: int) -> None:
+async def test_a_call_that_is_cancelled_leaves_no_reply_for_the_next(client):
     kept = KeptConnection(client)
-    await kept.fcall("kept_echo", 0, "first")
-    call = asyncio.create_task(kept.fcall("kept_echo", 0, "cancelled"))
-    for _ in range(rounds):
-        await asyncio.sleep(0)
-    call.cancel()
-    await asyncio.gather(call, return_exceptions=True)
-    assert await kept.fcall("kept_echo", 0, "next") == b"next"
+    for rounds in range(8):
+        await kept.fcall("kept_echo", 0, "first")
+        call = asyncio.create_task(kept.fcall("kept_echo", 0, "cancelled"))
+        for _ in range(rounds):
+            await asyncio.sleep(0)
+        call.cancel()
+        await asyncio.gather(call, return_exceptions=True)
+        assert await kept.fcall("kept_echo", 0, "next") == b"next"

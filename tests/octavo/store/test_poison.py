@@ -1,9 +1,7 @@
 """Whom the store blames for deaths: a fleet of workers, its routers and its streams, in simulated time."""
 
 import random
-from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
 import pytest
 
@@ -34,7 +32,7 @@ class FleetWorker:
     streams: list["FleetStream"] = field(default_factory=list)  # no set: a seed gives the same run every time
 
     @property
-    def incarnation(self) -> Incarnation:
+    def incarnation(self):
         return Incarnation(f"w{self.number}-{self.life}")
 
 
@@ -64,31 +62,36 @@ class FleetStream:
 class Fleet:
     """Workers that are killed and come back, and streams that routers move from dead workers to living ones."""
 
-    def __init__(self, new: Any, seed: int, num_workers: int = 4) -> None:
+    def __init__(self, new, seed):
         self.now_ms = 1_000_000_000_000
         self.random = random.Random(seed)
         self.state = MemoryState(lambda: self.now_ms)
         self.store = MemoryStore(self.state)
-        self.workers = [FleetWorker(number) for number in range(num_workers)]
+        self.workers = [FleetWorker(number) for number in range(4)]
         self.streams: list[FleetStream] = []
         self.ended: list[FleetStream] = []
         self._new = new
 
-    async def add_stream(self, fatal_after: int | None = None) -> FleetStream:
+    async def add_streams(self, count):
+        for _ in range(count):
+            await self.add_stream()
+        return self
+
+    async def add_stream(self, fatal_after=None):
         seq_id = SequenceId(f"{len(self.streams) + len(self.ended):032x}")
         await self.store.accept(self._new(seq_id=seq_id, max_tokens=STREAM_TOKENS), LIMITS)
         stream = FleetStream(seq_id, fatal_after, next_take_ms=self.now_ms, stalled_from_ms=self.now_ms)
         self.streams.append(stream)
         return stream
 
-    def kill(self, worker: FleetWorker) -> None:
+    def kill(self, worker):
         worker.up, worker.died_ms, worker.back_ms = False, self.now_ms, self.now_ms + self._within(RESTART_MS)
         for stream in worker.streams:
             stream.reason, stream.next_take_ms = TakeReason.CONNECTION, self.now_ms + self._within(NOTICED_MS)
             stream.worker = None
         worker.streams.clear()
 
-    async def run(self, seconds: float, kills_ms: Iterable[int] = (), replace_ended: bool = True) -> None:
+    async def run(self, seconds, kills_ms=()):
         """Lets time pass; at each of the given times one living worker at random dies."""
         begun, kills = self.now_ms, sorted(kills_ms)
         while self.now_ms < begun + seconds * 1000:
@@ -105,16 +108,15 @@ class Fleet:
                 if stream.failed or stream.tokens >= STREAM_TOKENS:
                     self.streams.remove(stream)
                     self.ended.append(stream)
-                    if replace_ended:
-                        await self.add_stream()
+                    await self.add_stream()
 
-    async def _advance(self, stream: FleetStream) -> None:
+    async def _advance(self, stream):
         if stream.worker is not None:
             await self._compute(stream, stream.worker)
         elif stream.next_take_ms is not None and stream.next_take_ms <= self.now_ms:
             await self._take(stream)
 
-    async def _compute(self, stream: FleetStream, worker: FleetWorker) -> None:
+    async def _compute(self, stream, worker):
         on_trial = next((each for each in worker.streams if each.alone), stream)
         if on_trial is not stream or stream.running_from_ms > self.now_ms:
             return
@@ -134,7 +136,7 @@ class Fleet:
             worker.streams.remove(stream)
             await self.store.finish(Finish(stream.seq_id, FinishReason.LENGTH))
 
-    async def _journal(self, stream: FleetStream, worker: FleetWorker) -> None:
+    async def _journal(self, stream, worker):
         tokens = [1] * (stream.tokens - stream.journalled)
         item = AppendItem(stream.seq_id, stream.epoch, 0, stream.journalled, tokens)
         await self.store.append_batch(worker.incarnation, [item])
@@ -143,15 +145,13 @@ class Fleet:
         stream.suspected = record.crashes > 0
         stream.alone = stream.alone and stream.suspected
 
-    async def _take(self, stream: FleetStream) -> None:
+    async def _take(self, stream):
         occupied: set[int] = set()
         while candidates := [each for each in self.workers if self._seems_up(each) and each.number not in occupied]:
             worker = min(candidates, key=lambda each: (len(each.streams), self.random.random()))
-            owner = worker.incarnation
-            request = TakeRequest(
-                stream.seq_id, stream.epoch, owner, f"{stream.epoch}-{self.now_ms}-{owner}", stream.reason,
-                stream.waited_ms,
-            )  # fmt: skip
+            owner, reason = worker.incarnation, stream.reason
+            take_id = f"{stream.epoch}-{self.now_ms}-{owner}"
+            request = TakeRequest(stream.seq_id, stream.epoch, owner, take_id, reason, stream.waited_ms)
             taken = await self.store.take_ownership(request)
             if taken.status is TakeStatus.POISON:
                 stream.failed = True
@@ -175,28 +175,21 @@ class Fleet:
         if occupied:
             stream.waited_ms += 250
 
-    def _seems_up(self, worker: FleetWorker) -> bool:
+    def _seems_up(self, worker):
         return worker.up or self.now_ms - worker.died_ms < BELIEF_MS
 
-    def _within(self, bounds: tuple[int, int]) -> int:
+    def _within(self, bounds):
         return self.random.randint(*bounds)
 
     @property
-    def poisoned(self) -> list[FleetStream]:
+    def poisoned(self):
         return [stream for stream in [*self.streams, *self.ended] if stream.failed]
 
 
-async def busy_fleet(new: Any, seed: int, num_streams: int) -> Fleet:
-    fleet = Fleet(new, seed)
-    for _ in range(num_streams):
-        await fleet.add_stream()
-    return fleet
-
-
 @pytest.mark.timeout(300)
-async def test_random_deaths_blame_nobody(new: Any) -> None:
+async def test_random_deaths_blame_nobody(new):
     """Four hundred deaths in a quarter of an hour, sixty streams; and nobody waits long for another suspect."""
-    fleet, kills = await busy_fleet(new, 20261122, 60), random.Random(20261122)
+    fleet, kills = await Fleet(new, 20261122).add_streams(60), random.Random(20261122)
     await fleet.run(900, [kills.randrange(900_000) for _ in range(400)])
     every = [*fleet.streams, *fleet.ended]
     assert fleet.poisoned == []
@@ -206,8 +199,8 @@ async def test_random_deaths_blame_nobody(new: Any) -> None:
 
 
 @pytest.mark.parametrize("fatal_after", [0, 7, 300])
-async def test_poison_costs_three_workers(new: Any, fatal_after: int) -> None:
-    fleet = await busy_fleet(new, fatal_after, 40)
+async def test_poison_costs_three_workers(new, fatal_after):
+    fleet = await Fleet(new, fatal_after).add_streams(40)
     await fleet.run(5)
     poison = await fleet.add_stream(fatal_after)
     await fleet.run(60)

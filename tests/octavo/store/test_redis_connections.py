@@ -1,18 +1,10 @@
 """However many calls wait for the connections of requests: leases, attachments and owners have their own."""
 
 import asyncio
-import re
-from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from pathlib import Path
-from typing import Any
 
 from octavo.request.ids import Incarnation
-from octavo.request.record import NewSequence
-from octavo.store import library
 from octavo.store.calls import AppendItem, AppendStatus, Member, QueueLimits, TakeReason, TakeRequest, TakeStatus
-from octavo.store.redis import RedisStore
-from octavo.store.redis_connections import POOLS, REQUESTS
 from octavo.store.redis_server import RedisOptions
 
 ROUTER, WORKER = Incarnation("router1"), Incarnation("worker1")
@@ -22,7 +14,7 @@ MOST = RedisOptions().max_connections
 
 
 @asynccontextmanager
-async def full_pool(store: RedisStore) -> AsyncIterator[asyncio.Future[Any]]:
+async def full_pool(store):
     """While all connections of requests are held; the value is the reads that wait for one."""
     beside = store.server._pools.client_of("octavo1_heartbeat")
     held = [asyncio.create_task(store.server.client.blpop("octavo:test-held")) for _ in range(MOST)]
@@ -34,23 +26,7 @@ async def full_pool(store: RedisStore) -> AsyncIterator[asyncio.Future[Any]]:
     await asyncio.gather(*held, reads)
 
 
-def test_the_page_has_the_pools_of_the_code(root: Path) -> None:
-    text = (root / "docs/store.md").read_text().partition("\n## Connections\n")[2].partition("\n## ")[0]
-    rows = [row.split("|")[1:3] for row in re.findall(r"^\|.*`.*\|$", text, re.MULTILINE)]
-    *named, (others, most) = [(tuple(re.findall(r"`(\w+)`", names)), int(size)) for names, size in rows]
-    assert named == [(functions, size) for size, functions in POOLS.values()]
-    assert not {*others} & {each for functions, _ in named for each in functions}
-    assert most == MOST
-    for function in {*others}.union(*(functions for functions, _ in named)):
-        assert f"'{function}'" in library.source()
-    [total] = re.findall(r"up to (\d+) connections", text)
-    assert int(total) == sum(size for _, size in named) + most
-    assert REQUESTS not in POOLS
-
-
-async def test_leases_takes_and_attachments_need_no_other_connection(
-    store: RedisStore, new: Callable[..., NewSequence]
-) -> None:
+async def test_leases_takes_and_attachments_need_no_other_connection(store, new):
     fresh = [new(str(number), router=ROUTER) for number in range(NUM_CALLS)]
     for each in fresh:
         await store.accept(each, QueueLimits())

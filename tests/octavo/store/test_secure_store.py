@@ -1,11 +1,9 @@
 """A store over TLS, with certificates on both sides; and a user who may call octavo's functions, and nothing else."""
 
+import asyncio
 import shutil
 import subprocess
-from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from pathlib import Path
-from typing import Any
 
 import pytest
 from certificates import Certificates
@@ -14,7 +12,7 @@ from redis.exceptions import NoPermissionError, ResponseError
 
 from octavo.cli import main
 from octavo.local import ports
-from octavo.local.embedded import EmbeddedStore
+from octavo.process.retry import until_answered
 from octavo.request.errors import StoreUnavailable
 from octavo.request.ids import Incarnation
 from octavo.store import library
@@ -22,91 +20,61 @@ from octavo.store.calls import Member, QueueLimits
 from octavo.store.redis import RedisStore
 from octavo.store.redis_server import RedisOptions
 
+ROUTER = Incarnation("router1")
 PASSWORD = "a-password-of-64-bits"
 
 
-class TlsServer:
-    """A redis-server that speaks TLS alone, and asks clients for certificates."""
-
-    def __init__(self, folder: Path, certificates: Certificates) -> None:
-        binary = shutil.which("redis-server")
-        assert binary and _has_tls(binary), "no redis-server with TLS is on PATH: tools/redis.sh installs Debian's"
-        (self.port,) = ports.pick(1)
-        files = certificates.settings("router")
-        flags = ["--port", "0", "--tls-port", str(self.port), "--tls-auth-clients", "yes", "--save", ""]
-        flags += ["--tls-cert-file", files["tls_cert"], "--tls-key-file", files["tls_key"]]
-        flags += ["--tls-ca-cert-file", files["tls_ca"], "--dir", str(folder), "--bind", "127.0.0.1"]
-        with (folder / "log").open("wb") as log:
-            self.process = subprocess.Popen([binary, *flags], stdout=log, stderr=log)
-
-    def stop(self) -> None:
-        self.process.terminate()
-        self.process.wait(20)
-
-
-def _has_tls(binary: str) -> bool:
-    linked = subprocess.run(["ldd", binary], capture_output=True, text=True, check=False).stdout
-    return "libssl" in linked
-
-
 @pytest.fixture
-def certificates(tmp_path: Path) -> Certificates:
+def certificates(tmp_path):
     return Certificates(tmp_path / "tls")
 
 
 @pytest.fixture
-def tls_server(tmp_path: Path, certificates: Certificates) -> Iterator[TlsServer]:
-    made = TlsServer(tmp_path, certificates)
-    with lasting(lambda: [made.process.pid]):
-        yield made
-    made.stop()
+def tls_port(tmp_path, certificates):
+    """Of a redis-server that speaks TLS alone, and asks clients for certificates."""
+    binary = shutil.which("redis-server")
+    linked = subprocess.run(["ldd", str(binary)], capture_output=True, text=True, check=False).stdout
+    assert "libssl" in linked, "no redis-server with TLS is on PATH: tools/redis.sh installs Debian's"
+    [port], files = ports.pick(1), certificates.settings("router")
+    flags = ["--port", "0", "--tls-port", str(port), "--tls-auth-clients", "yes", "--save", "", "--bind", "127.0.0.1"]
+    flags += ["--tls-cert-file", files["tls_cert"], "--tls-key-file", files["tls_key"]]
+    flags += ["--tls-ca-cert-file", files["tls_ca"], "--dir", str(tmp_path)]
+    with (tmp_path / "log").open("wb") as log:
+        process = subprocess.Popen([binary, *flags], stdout=log, stderr=log)
+    with lasting(lambda: [process.pid]):
+        yield port
+    process.terminate()
+    process.wait(20)
 
 
-def url_of(server: TlsServer, certificates: Certificates, role: str = "worker", hosts: str = "localhost") -> str:
-    files = certificates.settings(role)
-    names = ",".join(f"{host}:{server.port}" for host in hosts.split(","))
+def url_of(hosts, certificates):
+    files = certificates.settings("worker")
     query = f"ssl_ca_certs={files['tls_ca']}&ssl_certfile={files['tls_cert']}&ssl_keyfile={files['tls_key']}"
-    return f"rediss://{names}/0?{query}"
+    return f"rediss://{hosts}/0?{query}"
 
 
-async def opened(url: str) -> RedisStore:
-    store = RedisStore(url, RedisOptions(connect_timeout_s=5.0, call_timeout_s=5.0))
-    for attempt in range(100):
-        try:
-            await store.open()
-            return store
-        except StoreUnavailable as error:
-            if ("refused" not in str(error) and "Connect call failed" not in str(error)) or attempt == 99:
-                await store.close()
-                raise
-    raise AssertionError
+def store_at(url):
+    return RedisStore(url, RedisOptions(connect_timeout_s=5.0, call_timeout_s=5.0))
 
 
 @pytest.mark.redis
-@pytest.mark.parametrize("hosts", ["localhost", "localhost,127.0.0.1"])
-async def test_a_store_over_tls(tls_server: TlsServer, certificates: Certificates, hosts: str, new: Any) -> None:
-    store = await opened(url_of(tls_server, certificates, hosts=hosts))
-    try:
-        await store.heartbeat(Member("worker", Incarnation("w"), b"{}"), 1000)
+async def test_a_store_over_tls_asks_for_the_right_certificates(tls_port, certificates, new):
+    for hosts in (f"localhost:{tls_port}", f"localhost:{tls_port},127.0.0.1:{tls_port}"):
+        store = store_at(url_of(hosts, certificates))
+        await until_answered(store.open, patience_s=20)
         await store.accept(new(), QueueLimits())
         assert (await store.queue_depth()).num_queued == 1
-    finally:
         await store.close()
-
-
-@pytest.mark.redis
-async def test_a_store_asks_for_the_right_certificates(tls_server: TlsServer, certificates: Certificates) -> None:
-    good = url_of(tls_server, certificates)
-    await (await opened(good)).close()  # the server listens
-    other = Certificates(certificates.folder.with_name("other"))
     for url in (
-        f"rediss://localhost:{tls_server.port}/0?ssl_ca_certs={certificates.settings('worker')['tls_ca']}",
-        url_of(tls_server, other),
-        f"rediss://localhost:{tls_server.port}/0",
-        good.replace("rediss://", "redis://").partition("?")[0],
+        f"rediss://localhost:{tls_port}/0?ssl_ca_certs={certificates.settings('worker')['tls_ca']}",
+        url_of(f"localhost:{tls_port}", Certificates(certificates.folder.with_name("other"))),
+        f"rediss://localhost:{tls_port}/0",
+        f"redis://localhost:{tls_port}/0",
     ):
+        store = store_at(url)
         with pytest.raises(StoreUnavailable):
-            await opened(url)
+            await store.open()
+        await store.close()
 
 
 REFUSED = (
@@ -119,7 +87,7 @@ REFUSED = (
 
 
 @asynccontextmanager
-async def logged_in(server: EmbeddedStore, name: str, *rules: str) -> AsyncIterator[RedisStore]:
+async def logged_in(server, name, *rules):
     """A store of a user who has these rights, and who has to load the library if it may."""
     admin = RedisStore(server.url)
     await (admin.server.client.function_flush() if "+function|load" in rules else admin.open())
@@ -133,7 +101,7 @@ async def logged_in(server: EmbeddedStore, name: str, *rules: str) -> AsyncItera
         await admin.close()
 
 
-async def test_the_printed_user_can_only_call_functions(server: Any, capsys: Any, tmp_path: Path, new: Any) -> None:
+async def test_the_printed_user_can_only_call_functions(server, capsys, tmp_path, new):
     (tmp_path / "password").write_text(PASSWORD + "\n")
     assert main(["store-acl", "--user", "runs", "--password-file", str(tmp_path / "password")]) == 0
     line = capsys.readouterr().out
@@ -141,15 +109,23 @@ async def test_the_printed_user_can_only_call_functions(server: Any, capsys: Any
     _, name, *words = line.split()
     async with logged_in(server, name, *words) as member:
         await member.open()
-        await member.heartbeat(Member("worker", Incarnation("w"), b"{}"), 1000)
-        await member.accept(new(), QueueLimits())
-        assert (await member.read(new().seq_id)) is not None
+        stream = member.notices(ROUTER)
+        waiting = asyncio.ensure_future(anext(stream))
+        await member.heartbeat(Member("router", ROUTER, b"{}"), 1000)
+        async with asyncio.timeout(20):
+            for number in range(1000):  # until it listens
+                await member.accept(new(str(number)), QueueLimits())
+                await member.cancel(new(str(number)).seq_id)
+                if (await asyncio.wait([waiting], timeout=0.05))[0]:
+                    break
+            assert (await waiting).what == "ended"
+        await stream.aclose()
         for command in REFUSED.split("; "):
             with pytest.raises((NoPermissionError, ResponseError), match=r"(?i)no permission|no access|can't access"):
                 await member.server.client.execute_command(*command.split())
 
 
-async def test_without_rights_a_loaded_library_is_used(server: EmbeddedStore) -> None:
+async def test_without_rights_a_loaded_library_is_used(server):
     rules = ("reset", "on", f">{PASSWORD}", *library.user_rules(load=False, replicas=True))
     async with logged_in(server, "calls", *rules) as member:
         await member.open()
@@ -157,7 +133,7 @@ async def test_without_rights_a_loaded_library_is_used(server: EmbeddedStore) ->
             await member.server.client.function_load(member.server.source, replace=True)
 
 
-def test_the_flags_of_the_command(capsys: Any, tmp_path: Path) -> None:
+def test_the_flags_of_the_command(capsys, tmp_path):
     assert main(["store-acl", "--setuser", "--replicas", "--no-load"]) == 0
     printed = capsys.readouterr().out.split()
     assert "+wait" in printed and "+function|load" not in printed

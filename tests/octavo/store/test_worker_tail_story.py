@@ -5,10 +5,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from effort import draws
 
 from octavo.request.errors import StoreUnavailable
 from octavo.request.ids import Incarnation
-from octavo.request.record import NewSequence, SequenceState
+from octavo.request.record import SequenceState
 from octavo.request.sampling import FinishReason
 from octavo.store import worker_tail
 from octavo.store.calls import AppendItem, AppendStatus, Finish, QueueLimits, TakeReason, TakeRequest, TakeStatus
@@ -23,19 +24,19 @@ SMALL = {"MAX_LEFT = 1024": "MAX_LEFT = 2", "MAX_TAIL_BYTES = 1024 * 1024": "MAX
 class Watched:
     """A sequence, and what the store must say of it. Each epoch computes other tokens."""
 
-    def __init__(self, new: NewSequence) -> None:
+    def __init__(self, new):
         self.new, self.epoch, self.owner, self.cancelled, self.crashed = new, 0, W1, False, False
         self.outputs: list[list[int]] = [[] for _ in range(new.num_branches)]  # that were answered, or read by an owner
         self.ended = [False] * new.num_branches
 
-    def item(self, branch: int, count: int) -> AppendItem:
+    def item(self, branch, count):
         first = len(self.outputs[branch])
         stop = min(self.new.max_tokens, first + count)
         reason = FinishReason.LENGTH if stop == self.new.max_tokens else FinishReason.NONE
         tokens = [1000 * self.epoch + index for index in range(first, stop)]
         return AppendItem(self.new.seq_id, self.epoch, branch, first, tokens, reason)
 
-    def learn(self, owner: Incarnation, item: AppendItem, status: AppendStatus, only_once: bool) -> None:
+    def learn(self, owner, item, status, only_once):
         """The owner was told this. If the call was repeated, something may have changed between the attempts."""
         if (owner, item.epoch) != (self.owner, self.epoch):
             assert status is AppendStatus.FENCED
@@ -51,7 +52,7 @@ class Watched:
 class Story:
     """Random calls of two workers, a router and an operator. Any call of a worker may be late, lost or repeated."""
 
-    def __init__(self, rng: random.Random, clients: dict[Incarnation, Any], sequences: list[Watched]) -> None:
+    def __init__(self, rng, clients, sequences):
         self.rng, self.clients, self.sequences = rng, clients, sequences
         self.library = clients[W1].server.source
         for long, short in SMALL.items():
@@ -60,10 +61,10 @@ class Story:
         self.late: list[Any] = []
         self.statuses: set[AppendStatus] = set()
 
-    async def load(self) -> None:
+    async def load(self):
         await self.clients[W1].server.client.function_load(self.library, replace=True)
 
-    async def unreliable(self, name: str, *args: Any, **more: Any) -> Any:
+    async def unreliable(self, name, *args, **more):
         store, late, rng = self.clients[W1], self.late, self.rng
         while late and rng.random() < 0.3:
             delayed, delayed_args, delayed_more = late.pop(rng.randrange(len(late)))
@@ -77,10 +78,10 @@ class Story:
             raise StoreUnavailable("the reply is lost")
         return reply
 
-    def alive(self) -> list[Watched]:
+    def alive(self):
         return [sequence for sequence in self.sequences if not all(sequence.ended)]
 
-    async def send(self, owner: Incarnation, items: list[tuple[Watched, AppendItem]]) -> None:
+    async def send(self, owner, items):
         replies, attempts = None, 0
         while replies is None:
             attempts += 1
@@ -93,7 +94,7 @@ class Story:
             self.statuses.add(reply.status)
             sequence.learn(owner, item, reply.status, attempts == 1)
 
-    async def append(self) -> None:
+    async def append(self):
         owner = self.rng.choice([W1, W2])
         branches = [
             (sequence, branch)
@@ -112,13 +113,13 @@ class Story:
         self.rng.shuffle(items)
         await self.send(owner, items)
 
-    async def change_something(self) -> None:
+    async def change_something(self):
         alive = self.alive()
         if alive:
             changes = [self.move, self.move, self.crash, self.read, self.read, self.read, self.attach, self.attach]
             await self.rng.choice([*changes, self.cancel, self.stop, self.sweep, self.reload])(self.rng.choice(alive))
 
-    async def take(self, sequence: Watched, epoch: int, reason: TakeReason) -> None:
+    async def take(self, sequence, epoch, reason):
         taker = self.rng.choice([W1, W2])
         request = TakeRequest(sequence.new.seq_id, epoch, taker, str(self.rng.random()), reason)
         reply = await self.clients[taker].take_ownership(request)
@@ -132,7 +133,7 @@ class Story:
         sequence.outputs = [list(output) for output in found.outputs]
         sequence.ended = [bool(reason) for reason in found.record.finishes]
 
-    async def move(self, sequence: Watched) -> None:
+    async def move(self, sequence):
         """Old owner and new owner may be the same. What is late of the old one is refused."""
         old = sequence.owner, [sequence.item(branch, 1) for branch in range(len(sequence.ended))]
         if sequence.epoch and not await self.clients[W1].requeue(sequence.new.seq_id, sequence.epoch):
@@ -143,7 +144,7 @@ class Story:
             owner, items = old
             await self.send(owner, [(sequence, item) for item in items if item.epoch])
 
-    async def find_ended(self, sequence: Watched) -> None:
+    async def find_ended(self, sequence):
         """It was cancelled, or the reply to its last tokens was lost."""
         record = (await self.clients[W1].read(sequence.new.seq_id)).record
         assert record.state in (
@@ -152,45 +153,44 @@ class Story:
         )
         sequence.ended = [True] * len(sequence.ended)
 
-    async def crash(self, sequence: Watched) -> None:
+    async def crash(self, sequence):
         if not sequence.crashed and sequence.epoch:  # once: it must not fail as poison
             sequence.crashed = True
             await self.take(sequence, sequence.epoch, TakeReason.LEASE)
 
-    async def read(self, sequence: Watched) -> None:
+    async def read(self, sequence):
         found = await self.clients[W2].read(sequence.new.seq_id, from_indexes=[0] * len(sequence.ended))
         for output, expected in zip(found.outputs, sequence.outputs, strict=True):
             assert list(output[: len(expected)]) == expected
 
-    async def attach(self, sequence: Watched) -> None:
+    async def attach(self, sequence):
         await self.clients[W1].attach(sequence.new.seq_id, Incarnation(f"router{self.rng.random()}"))
 
-    async def cancel(self, sequence: Watched) -> None:
+    async def cancel(self, sequence):
         await self.clients[W1].cancel(sequence.new.seq_id)
         sequence.cancelled = True
 
-    async def stop(self, sequence: Watched) -> None:
+    async def stop(self, sequence):
         """A router has found a stop string."""
         branch = self.rng.randrange(len(sequence.ended))
         length = self.rng.randint(0, len(sequence.outputs[branch]))
         await self.clients[W2].finish(Finish(sequence.new.seq_id, FinishReason.STOP, branch, length))
         sequence.ended[branch] = True
 
-    async def sweep(self, _: Watched) -> None:
+    async def sweep(self, _):
         await self.clients[W2].sweep(100, HOUR_MS)
 
-    async def reload(self, _: Watched) -> None:
+    async def reload(self, _):
         await self.load()
 
 
-@pytest.mark.parametrize("seed", range(12))
-async def test_random_calls_that_are_lost_late_or_repeated(
-    store: Any, make_another: Any, new: Any, monkeypatch: pytest.MonkeyPatch, seed: int
-) -> None:
+@pytest.mark.scaled
+@pytest.mark.parametrize("seed", range(draws(6, 24)))
+async def test_random_calls_that_are_lost_late_or_repeated(store, server_bench, new, monkeypatch, seed):
     """What was answered is there at any time, whoever owns the sequence, and no other token is."""
     for name, value in {"MAX_TAIL_BYTES": 400, "MAX_BATCH": 3, "MAX_UNHEARD": 5}.items():
         monkeypatch.setattr(worker_tail, name, value)
-    rng, other = random.Random(seed), make_another()
+    rng, other = random.Random(seed), server_bench.another()
     await other.open()
     sequences = [Watched(new(str(number), max_tokens=60, num_branches=1 + number % 2)) for number in range(6)]
     story = Story(rng, {W1: store, W2: other}, sequences)
