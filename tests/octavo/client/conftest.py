@@ -4,7 +4,8 @@ import asyncio
 import contextlib
 import json
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 
 import grpc
 import pytest
@@ -31,11 +32,12 @@ class Script:
     lag: int = 1  # text comes this many tokens after its token
     accepts: bool = False  # says so before the first event
     error: errors.ServingError | None = None  # refuse
-    starts: list[str] = field(default_factory=list)
 
 
 class FakeRouter(inference_pb2_grpc.InferenceServicer):
     """One request of NUM_TOKENS tokens. Each call takes the next script; when there is none left, all goes well."""
+
+    oracle = list(range(100, 100 + NUM_TOKENS)), "".join(map(token_text, range(NUM_TOKENS)))
 
     def __init__(self):
         self.scripts = deque()
@@ -44,15 +46,27 @@ class FakeRouter(inference_pb2_grpc.InferenceServicer):
         self.cancelled = []
         self.failure = None
         self.finish_reason = types_pb2.FINISH_REASON_LENGTH
-        self.delay_s = 0.0
+        for name in ("Cancel", "Get", "Tokenize", "Detokenize", "ListModels"):
+            setattr(self, name, partial(self.unary, name))
 
-    @property
-    def oracle(self):
-        tokens = list(range(100, 100 + NUM_TOKENS))
-        return tokens, "".join(map(token_text, range(NUM_TOKENS)))
+    async def unary(self, name, request, context):
+        self.calls.append((name, request))
+        script = self.scripts.popleft() if self.scripts else Script()
+        if script.error:
+            raise script.error
+        if name == "Cancel":
+            self.cancelled.append(request.request_id)
+            return inference_pb2.CancelResponse()
+        if name == "Get":
+            return inference_pb2.GetResponse(request_id=request.request_id, state=inference_pb2.REQUEST_STATE_RUNNING)
+        if name == "Tokenize":
+            return inference_pb2.TokenizeResponse(token_ids=request.text.encode())
+        if name == "Detokenize":
+            return inference_pb2.DetokenizeResponse(text=bytes(request.token_ids).decode())
+        return inference_pb2.ListModelsResponse(models=[inference_pb2.Model(name="m", vocab_size=7)])
 
     def events(self, request_id, index, chars, script):
-        text = "".join(map(token_text, range(NUM_TOKENS)))
+        _, text = self.oracle
         while True:
             end = min(index + script.chunk, NUM_TOKENS)
             ended = end == NUM_TOKENS
@@ -102,7 +116,6 @@ class FakeRouter(inference_pb2_grpc.InferenceServicer):
                 await context.abort(grpc.StatusCode[fault], "as the script says")
             if number == at and fault == "hang":
                 await asyncio.sleep(3600)
-            await asyncio.sleep(self.delay_s)
             yield event
         if at == len(events) and fault in grpc.StatusCode.__members__:
             await context.abort(grpc.StatusCode[fault], "as the script says")
@@ -124,33 +137,6 @@ class FakeRouter(inference_pb2_grpc.InferenceServicer):
             raise errors.NotFound("no such request")
         async for event in self.play(context, request_id, index, chars):
             yield event
-
-    async def unary(self, name, request):
-        self.calls.append((name, request))
-        script = self.scripts.popleft() if self.scripts else Script()
-        if script.error:
-            raise script.error
-
-    async def Cancel(self, request, context):
-        await self.unary("Cancel", request)
-        self.cancelled.append(request.request_id)
-        return inference_pb2.CancelResponse()
-
-    async def Get(self, request, context):
-        await self.unary("Get", request)
-        return inference_pb2.GetResponse(request_id=request.request_id, state=inference_pb2.REQUEST_STATE_RUNNING)
-
-    async def Tokenize(self, request, context):
-        await self.unary("Tokenize", request)
-        return inference_pb2.TokenizeResponse(token_ids=request.text.encode())
-
-    async def Detokenize(self, request, context):
-        await self.unary("Detokenize", request)
-        return inference_pb2.DetokenizeResponse(text=bytes(request.token_ids).decode())
-
-    async def ListModels(self, request, context):
-        await self.unary("ListModels", request)
-        return inference_pb2.ListModelsResponse(models=[inference_pb2.Model(name="m", vocab_size=7)])
 
 
 @pytest.fixture

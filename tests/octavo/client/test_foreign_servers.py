@@ -2,12 +2,11 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
-from typing import Any
 
 import grpc
 import grpc.aio
 import pytest
+from effort import diagonal
 
 from octavo.client import AsyncClient, Client, RetryPolicy
 from octavo.request import errors
@@ -17,11 +16,21 @@ HTTP = b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n"
 
 
 @contextlib.asynccontextmanager
-async def grpc_server(answer: grpc.StatusCode | bytes | None = None) -> AsyncIterator[str]:
+async def grpc_server(answer=None):
     """Another service of gRPC; with an answer, one that gives it to every call of Inference."""
+
+    async def reply(request, context):
+        if isinstance(answer, bytes):
+            return answer
+        await context.abort(answer, "go away")
+        return b""
+
+    class Answering(grpc.GenericRpcHandler):
+        def service(self, details):
+            return grpc.unary_unary_rpc_method_handler(reply) if answer is not None else None
+
     server = grpc.aio.server()
-    if answer is not None:
-        server.add_generic_rpc_handlers([_answering(answer)])
+    server.add_generic_rpc_handlers([Answering()])
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     try:
@@ -30,25 +39,11 @@ async def grpc_server(answer: grpc.StatusCode | bytes | None = None) -> AsyncIte
         await server.stop(None)
 
 
-def _answering(answer: grpc.StatusCode | bytes) -> Any:
-    async def reply(request: bytes, context: Any) -> bytes:
-        if isinstance(answer, bytes):
-            return answer
-        await context.abort(answer, "go away")
-        return b""
-
-    class Answering(grpc.GenericRpcHandler):
-        def service(self, details: Any) -> Any:
-            return grpc.unary_unary_rpc_method_handler(reply)
-
-    return Answering()
-
-
 @contextlib.asynccontextmanager
-async def tcp_server(says: bytes) -> AsyncIterator[str]:
+async def tcp_server(says):
     """A server that says this to whoever connects, and hangs up."""
 
-    async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def answer(_, writer):
         writer.write(says)
         with contextlib.suppress(ConnectionError):
             await writer.drain()
@@ -59,7 +54,7 @@ async def tcp_server(says: bytes) -> AsyncIterator[str]:
         yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
 
 
-FOREIGN: dict[str, Callable[[], Any]] = {
+FOREIGN = {
     "another service": grpc_server,
     "a proxy that denies": lambda: grpc_server(grpc.StatusCode.PERMISSION_DENIED),
     "a proxy that knows nobody": lambda: grpc_server(grpc.StatusCode.UNAUTHENTICATED),
@@ -67,7 +62,7 @@ FOREIGN: dict[str, Callable[[], Any]] = {
     "an HTTP server": lambda: tcp_server(HTTP),
     "a server of something else": lambda: tcp_server(b"220 ready\r\n"),
 }
-CALLS: dict[str, Callable[[Any], Any]] = {
+CALLS = {
     "Generate": lambda client: client.generate("hello"),
     "Complete": lambda client: client.complete("hello"),
     "Attach": lambda client: client.attach("known"),
@@ -76,21 +71,20 @@ CALLS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-async def call_async(endpoints: list[str], call: Callable[[Any], Any]) -> Any:
+async def call_async(endpoints, call):
     async with AsyncClient(endpoints, policy=QUICK) as client:
         answer = call(client)
         return [event async for event in answer] if hasattr(answer, "__aiter__") else await answer
 
 
-def call_sync(endpoints: list[str], call: Callable[[Any], Any]) -> Any:
+def call_sync(endpoints, call):
     with Client(endpoints, policy=QUICK) as client:
         answer = call(client)
         return list(answer) if hasattr(answer, "__next__") else answer
 
 
-@pytest.mark.parametrize("kind", FOREIGN)
-@pytest.mark.parametrize("method", CALLS)
-async def test_a_call_goes_on_at_the_next_endpoint(router, serve, kind: str, method: str) -> None:
+@pytest.mark.parametrize(("kind", "method"), diagonal(list(FOREIGN), list(CALLS)))
+async def test_a_call_goes_on_at_the_next_endpoint(router, serve, kind, method):
     router.accepted.add("known")
     async with FOREIGN[kind]() as foreign, serve(router) as endpoint:
         await call_async([foreign, endpoint], CALLS[method])
@@ -98,7 +92,7 @@ async def test_a_call_goes_on_at_the_next_endpoint(router, serve, kind: str, met
     assert len(router.calls) == 2
 
 
-async def test_what_a_router_says_is_no_foreign_answer(router, serve, script) -> None:
+async def test_what_a_router_says_is_no_foreign_answer(router, serve, script):
     router.scripts.append(script(error=errors.PermissionDenied("not for you")))
     async with serve(router) as one, serve(router) as other:
         with pytest.raises(errors.PermissionDenied, match=r"^not for you$"):
@@ -106,8 +100,8 @@ async def test_what_a_router_says_is_no_foreign_answer(router, serve, script) ->
     assert len(router.calls) == 1
 
 
-@pytest.mark.parametrize("method", CALLS)
-async def test_of_foreign_servers_alone_the_error_names_all(method: str) -> None:
+@pytest.mark.parametrize("method", ["Generate", "Cancel"])
+async def test_of_foreign_servers_alone_the_error_names_all(method):
     async with grpc_server() as one, grpc_server() as other:
         with pytest.raises(errors.Unimplemented) as caught:
             await call_async([one, other], CALLS[method])

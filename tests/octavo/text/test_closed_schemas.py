@@ -10,7 +10,7 @@ from octavo.text.closed_schemas import closed
 INTEGER = {"type": "integer"}
 
 
-def takes(schema: object, value: object) -> bool:
+def takes(schema, value):
     """Whether the text is one of the schema's."""
     matcher = LLMatcher(LLTokenizer("byte"), LLMatcher.grammar_from_json_schema(json.dumps(schema)), log_level=0)
     return matcher.consume_tokens(list(json.dumps(value).encode())) and matcher.is_accepting()

@@ -15,19 +15,15 @@ def test_what_is_made_is_taken():
     assert prompt == [7, 8, 9, 2, 0] and BART.num_encoded(len(prompt)) == BART.num_given(len(prompt)) == 3
     BART.check_sequence(prompt, BART.salt_of("tenant", prompt), PARAMS)
     assert BART.context_for(len(prompt), 100) == 13 and BART.context_for(len(prompt), 9) == 9
+    # Salts tell tenants and whole prompts apart, also one that begins with the other.
+    salts = {BART.salt_of(tenant, ids) for tenant in ("", "a" * 128) for ids in (prompt, [7, 8, 2, 0], [7, 2, 0])}
+    assert len(salts) == 6 and {len(salt) for salt in salts} == {64}
 
 
 def test_a_model_without_an_encoder_changes_nothing():
     assert NO_ENCODER.prompt_of([7, 8], "x") == [7, 8] and NO_ENCODER.salt_of("tenant", [7]) == "tenant"
     assert NO_ENCODER.num_given(2) == 2 and NO_ENCODER.num_encoded(2) == 0 and NO_ENCODER.context_for(2, 9) == 9
     NO_ENCODER.check_sequence([7], "", SamplingParams(prompt_logprobs=1))
-
-
-def test_salts_tell_tenants_and_whole_prompts_apart():
-    """Also one that begins with the other."""
-    prompts = [[7, 8, 2, 0], [7, 8, 9, 2, 0], [7, 2, 0]]
-    salts = {BART.salt_of(tenant, prompt) for tenant in ("", "a" * 128) for prompt in prompts}
-    assert len(salts) == 6 and {len(salt) for salt in salts} == {64}
 
 
 @pytest.mark.parametrize(

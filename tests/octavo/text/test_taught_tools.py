@@ -18,10 +18,3 @@ def test_results_keep_their_pictures():
     plain = text("<tool_response>\nso\n</tool_response>")
     assert fields[2] == {"content": [begin, text("a"), IMAGE, end, text("\n"), plain, text("\n"), begin, IMAGE, end]}
     assert [fields[i] for i in (0, 1, 3)] == [{}] * 3
-
-
-def test_results_of_text_are_texts():
-    turns, fields = with_tools([("user", "look"), ("tool", "a"), ("tool", "b")], [], [{}, {}, {}])
-    whole = "<tool_response>\na\n</tool_response>\n<tool_response>\nb\n</tool_response>"
-    assert turns == [("user", "look"), ("user", whole)]
-    assert fields == [{}, {}]

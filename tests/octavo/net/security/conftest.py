@@ -7,5 +7,5 @@ from certificates import Certificates
 
 
 @pytest.fixture(scope="session")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+def certificates(tmp_path_factory):
     return Certificates(Path(tmp_path_factory.mktemp("tls")))

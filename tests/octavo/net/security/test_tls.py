@@ -1,7 +1,6 @@
 """The files of TLS: what is refused by name, and what happens while they are being replaced."""
 
 import shutil
-from pathlib import Path
 
 import pytest
 from certificates import Certificates
@@ -15,19 +14,16 @@ from octavo.wire import tls
 from octavo.wire.tls import TlsError, TlsFiles
 
 
-def write(file: Path, text: str) -> str:
-    file.write_text(text)
-    return str(file)
-
-
-def test_files_that_cannot_be_used_are_named(certificates: Certificates, tmp_path: Path) -> None:
+def test_files_that_cannot_be_used_are_named(certificates, tmp_path):
     cert, key, ca = certificate_files(certificates.folder, PeerRole.ROUTER)
     _, other, _ = certificate_files(certificates.folder, PeerRole.WORKER)
-    broken = write(tmp_path / "broken", "-----BEGIN CERTIFICATE-----\nnothing\n-----END CERTIFICATE-----\n")
+    (tmp_path / "text").write_text("hello")
+    (tmp_path / "broken").write_text("-----BEGIN CERTIFICATE-----\nnothing\n-----END CERTIFICATE-----\n")
+    none, text, broken = (str(tmp_path / name) for name in ("none", "text", "broken"))
     for files, says in [
         ((cert, "", ca), "--tls-cert and --tls-key belong together"),
-        ((str(tmp_path / "none"), key, ca), "--tls-cert .*none: No such file"),
-        ((write(tmp_path / "text", "hello"), key, ca), "--tls-cert .*text: is no PEM file"),
+        ((none, key, ca), "--tls-cert .*none: No such file"),
+        ((text, key, ca), "--tls-cert .*text: is no PEM file"),
         ((cert, other, ca), "cannot be used together"),
         ((cert, key, broken), "--tls-ca .*broken: holds no certificate"),
     ]:
@@ -35,9 +31,7 @@ def test_files_that_cannot_be_used_are_named(certificates: Certificates, tmp_pat
             TlsFiles(*files)
 
 
-def test_half_replaced_files_keep_the_last_pair(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_half_replaced_files_keep_the_last_pair(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(tls, "CHECK_S", 0.0)
     used, new = Certificates(tmp_path / "used"), Certificates(tmp_path / "new")
     files = used.files("worker")
@@ -54,7 +48,7 @@ def test_half_replaced_files_keep_the_last_pair(
     assert files.current() is second
 
 
-def test_certificates_have_one_role_and_one_reader(tmp_path: Path) -> None:
+def test_certificates_have_one_role_and_one_reader(tmp_path):
     folder = tmp_path / "a" / "tls"
     make_certificates(folder, ["gpu-1.example", "10.1.2.3"])
     assert is_complete(folder)
@@ -71,8 +65,5 @@ def test_certificates_have_one_role_and_one_reader(tmp_path: Path) -> None:
     assert "10.1.2.3" in map(str, known.get_values_for_type(x509.IPAddress))
     (folder / "client.key").unlink()
     assert not is_complete(folder)
-
-
-def test_a_certificate_near_its_end_is_made_again(tmp_path: Path) -> None:
-    make_certificates(tmp_path / "tls", days=int(development_ca.LIFE_DAYS / 10) - 1)
-    assert not is_complete(tmp_path / "tls")
+    make_certificates(tmp_path / "late", days=int(development_ca.LIFE_DAYS / 10) - 1)  # near their end
+    assert not is_complete(tmp_path / "late")

@@ -23,33 +23,24 @@ from octavo.process import telemetry
 from octavo.wire.tls import TlsFiles
 
 
-class Lines(logging.Handler):
-    """The lines of a program's log, as a person reads them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.setFormatter(telemetry.HumanFormatter("test"))
-        self.texts: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.texts.append(self.format(record))
-
-
 @pytest.fixture
-def lines() -> "list[str]":
-    handler = Lines()
+def lines():
+    """The lines of a program's log, as a person reads them."""
+    handler, texts = logging.Handler(), []
+    handler.setFormatter(telemetry.HumanFormatter("test"))
+    handler.emit = lambda record: texts.append(handler.format(record))
     trail.log.addHandler(handler)
     trail.log.setLevel(logging.INFO)
-    yield handler.texts
+    yield texts
     trail.log.removeHandler(handler)
     trail.log.setLevel(logging.NOTSET)
 
 
-def counts(found: AccessTrail) -> dict[tuple[str, ...], float]:
+def counts(found):
     return {value.labels: value.value for value in found.values() if value.name == "octavo_calls_refused_total"}
 
 
-def test_floods_are_counted_whole_and_logged_in_part(lines: list[str]) -> None:
+def test_floods_are_counted_whole_and_logged_in_part(lines):
     now = 0.0
     found = AccessTrail(ListenerKind.GRPC, clock=lambda: now)
     for _ in range(1000):
@@ -65,7 +56,7 @@ def test_floods_are_counted_whole_and_logged_in_part(lines: list[str]) -> None:
 
 
 @given(st.lists(st.floats(0, 100), max_size=200))
-def test_lines_keep_the_burst_and_the_rate(gaps: list[float]) -> None:
+def test_lines_keep_the_burst_and_the_rate(gaps):
     limiter, now, logged, held_back = LineLimiter(0.0), 0.0, 0, 0
     for gap in gaps:
         now += gap
@@ -77,7 +68,7 @@ def test_lines_keep_the_burst_and_the_rate(gaps: list[float]) -> None:
 
 
 @given(st.text())
-def test_what_a_peer_says_is_one_short_word(text: str) -> None:
+def test_what_a_peer_says_is_one_short_word(text):
     shown = printable(text)
     assert shown.isascii()
     assert len(shown.split()) <= 1
@@ -88,11 +79,11 @@ def test_what_a_peer_says_is_one_short_word(text: str) -> None:
 FORGED = "/v1/models  reason=none  peer=10.0.0.1  subject=CN=ann"
 
 
-def scope_of(**certificate: object) -> dict[str, object]:
+def scope_of(**certificate):
     return {"client": ("6.6.6.6", 7), "state": {"peer_certificate": certificate}}
 
 
-def test_no_peer_can_forge_a_field(lines: list[str]) -> None:
+def test_no_peer_can_forge_a_field(lines):
     """Neither by a path, a header, a URI nor a common name, with the two spaces that stand between fields."""
     names = {"subjectAltName": (("URI", FORGED),), "subject": ((("commonName", FORGED),),)}
     caller = Caller.of_request(scope_of(**names))
@@ -103,22 +94,23 @@ def test_no_peer_can_forge_a_field(lines: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("names", "subject"),
+    ("names", "common", "subject"),
     [
         (
-            {"subjectAltName": (("DNS", "a.example"), ("email", "b@c"), ("DirName", ((("commonName", "d"),),)))},
+            (("DNS", "a.example"), ("email", "b@c"), ("DirName", ((("commonName", "d"),),))),
+            (),
             "name=a.example name=b@c",
         ),
-        ({"subjectAltName": (("DNS", "a.example"), ("URI", "u:/r"))}, "u:/r"),
-        ({"subjectAltName": (("DNS", "a.example"),), "subject": ((("commonName", "ann"),),)}, "CN=ann"),
-        ({}, ""),
+        ((("DNS", "a.example"), ("URI", "u:/r")), (), "u:/r"),
+        ((("DNS", "a.example"),), ((("commonName", "ann"),),), "CN=ann"),
+        ((), (), ""),
     ],
 )
-def test_a_certificate_with_any_name_has_a_subject(names: dict[str, object], subject: str) -> None:
-    assert Caller.of_request(scope_of(**names)).subject == subject
+def test_a_certificate_with_any_name_has_a_subject(names, common, subject):
+    assert Caller.of_request(scope_of(subjectAltName=names, subject=common)).subject == subject
 
 
-def test_changes_by_operators_are_always_logged(lines: list[str]) -> None:
+def test_changes_by_operators_are_always_logged(lines):
     found = AccessTrail(ListenerKind.ADMIN, clock=lambda: 0.0)
     for _ in range(50):
         found.note_admin_call("/octavo.v1.Admin/DrainWorker", Caller("unix:", "CN=ann"), object())
@@ -129,14 +121,12 @@ def test_changes_by_operators_are_always_logged(lines: list[str]) -> None:
     assert calls["Admin/Migrate",] == 0
 
 
-async def test_a_handshake_that_fails_is_counted(
-    certificates: Certificates, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+async def test_a_handshake_that_fails_is_counted(certificates, tmp_path_factory):
     """Of a stranger's certificate, and of a client that does not speak TLS."""
     files, found = certificates.files("router"), AccessTrail(ListenerKind.HTTP)
     files.trail = found
 
-    async def app(scope: object, receive: object, send: object) -> None:
+    async def app(scope, receive, send):
         raise AssertionError("nobody gets here")
 
     server = HttpServer(app, "127.0.0.1:0", "--http-listen", files.http_context())

@@ -1,15 +1,13 @@
 """The demo model's tokenizer, against transformers and against itself."""
 
 import re
-from pathlib import Path
-from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo.request.errors import InvalidArgument, NotFound
-from octavo.text.tokenizers.tokenizer import Tokenizer, load_tokenizer
+from octavo.text.tokenizers.tokenizer import load_tokenizer
 
 WORDS = st.sampled_from(
     ["the", " of", "1", " 22", "  ", "\n", "\t", "你好", "é", "🙂", "'s", "'LL", "_x", "::", "½", "\u3000"]
@@ -24,12 +22,12 @@ FORGERY = st.lists(
 DIGIT_SPLIT_SHOWS = re.compile(r"\s{2}[0-9]|(?![0-9])\d")
 
 
-def numerals(text: str) -> bool:
+def numerals(text):
     return any(char.isnumeric() and not "0" <= char <= "9" for char in text)
 
 
 @pytest.fixture(scope="module")
-def smollm_reference(demo_reference: Any) -> Any:
+def smollm_reference(demo_reference):
     """transformers' tokenizer with the pre-tokenizer that the file names: digits one by one, then GPT-2's words."""
     from tokenizers import Tokenizer as Backend
     from tokenizers import pre_tokenizers
@@ -71,14 +69,14 @@ UNSAYABLE = re.compile("[\x04\x06\x13\x14\x16\x1d\U00040000-\U000fffff]")
 
 
 @given(text=TEXT.filter(lambda text: not UNSAYABLE.search(text)) | FORGERY)
-def test_text_survives_and_holds_no_special_token(demo_tokenizer: Tokenizer, text: str) -> None:
+def test_text_survives_and_holds_no_special_token(demo_tokenizer, text):
     ids = demo_tokenizer.encode(text)
     assert demo_tokenizer.special_ids.isdisjoint(ids)
     assert demo_tokenizer.decode(ids) == text
 
 
 @given(contents=st.lists(FORGERY, min_size=2, max_size=3))
-def test_messages_cannot_forge_special_tokens(demo_tokenizer: Tokenizer, contents: list[str]) -> None:
+def test_messages_cannot_forge_special_tokens(demo_tokenizer, contents):
     roles = ["system", "user", "assistant"]
     honest = demo_tokenizer.apply_chat([(role, "x") for role, _ in zip(roles, contents, strict=False)])
     messages = list(zip(roles, contents, strict=False))
@@ -93,15 +91,7 @@ def test_messages_cannot_forge_special_tokens(demo_tokenizer: Tokenizer, content
     assert demo_tokenizer.decode(ids, skip_special_tokens=False) == shown + "<|im_start|>assistant\n"
 
 
-@settings(max_examples=30)
-@given(ids=st.lists(st.integers(0, 49300), max_size=30), skip=st.booleans())
-def test_streams_what_it_decodes(demo_tokenizer: Tokenizer, ids: list[int], skip: bool) -> None:
-    detokenizer = demo_tokenizer.detokenizer(skip)
-    text = "".join(detokenizer.push([i]) for i in ids) + detokenizer.flush()
-    assert text == demo_tokenizer.decode(ids, skip)
-
-
-def test_a_missing_tokenizer_is_not_found(tmp_path: Path) -> None:
+def test_a_missing_tokenizer_is_not_found(tmp_path):
     for path in (tmp_path, tmp_path / "none.gguf"):
         with pytest.raises(NotFound):
             load_tokenizer(path)
