@@ -40,22 +40,18 @@ def test_failures_are_counted_and_all_failing_ends_badly(server, capsys):
     assert bench(server.url, *FEW) == 1
     out, err = capsys.readouterr()
     assert "6 failed: HTTP 503: the queue is full" in out
-    assert err.count("\n") == 1
-    assert "no request completed: HTTP 503: the queue is full" in err
+    assert "no request completed: HTTP 503: the queue is full" in err and err.count("\n") == 1
 
 
 @pytest.mark.parametrize(
     ("words", "code", "says"),
     [
-        (["ftp://x"], 2, "grpc://, http:// or https://"),
         (["127.0.0.1:50051"], 2, "write one such as grpc://"),
         (["grpc://"], 2, "HOST:PORT"),
         (["grpc://h:99999999"], 2, "port must be"),
         (["http://"], 2, "has no host"),
         (["http://h:99999999"], 2, "write a URL such as"),
         (["http://me:secret@h"], 2, "--api-key-file"),
-        (["--rate", "0"], 2, "no number above 0"),
-        (["--concurrency", "0"], 2, "from 1 on"),
         (["--requests", "x"], 2, "from 1 on"),
         (["--prompt-tokens", "9-3"], 2, "lognormal:MEDIAN,SIGMA"),
         (["--slo", "ttft=5"], 2, "ttft=500ms"),
@@ -81,11 +77,9 @@ def test_bad_input_is_one_line_with_its_remedy(words, code, says, capsys, tmp_pa
     monkeypatch.chdir(tmp_path)
     assert bench(*words) == code
     out, err = capsys.readouterr()
-    assert says in err
-    assert err.count("\n") == 1
-    assert err.startswith("octavo bench: ")
+    assert says in err and "secret" not in err
+    assert err.startswith("octavo bench: ") and err.count("\n") == 1
     assert out == ""
-    assert "secret" not in err
 
 
 def test_a_key_goes_to_its_own_endpoint_alone(server, capsys, tmp_path):

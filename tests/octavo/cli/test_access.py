@@ -2,8 +2,6 @@
 
 import json
 import time
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -13,24 +11,19 @@ from octavo.net.security.api_keys import ApiKeys
 from octavo.request.limits import NO_QUOTA, TenantQuota
 
 
-def test_certificates_and_the_lines_that_use_them(capsys: Any, tmp_path: Path) -> None:
+def test_certificates_and_the_lines_that_use_them(capsys, tmp_path):
     folder = tmp_path / "tls"
     assert main(["cert", str(folder), "--host", "gpu-1.example", "--host", "10.0.0.7"]) == 0
     said = capsys.readouterr().out
     assert is_complete(folder)
-    for words in (
-        "octavo router --tls-cert",
-        "octavo worker --tls-cert",
-        "octavo generate --tls-cert",
-        "grpcurl -cacert",
-    ):
-        assert words in said
+    commands = [f"octavo {name} --tls-cert" for name in ("router", "worker", "generate")]
+    assert all(words in said for words in (*commands, "grpcurl -cacert"))
     assert "PRIVATE" not in said
     assert main(["cert", str(folder), "--days", "0"]) == 1
     assert "--days 0: must be 1" in capsys.readouterr().err
 
 
-def test_a_key_is_printed_once(capsys: Any, tmp_path: Path) -> None:
+def test_a_key_is_printed_once(capsys, tmp_path):
     file = tmp_path / "keys"
     file.write_text("# keys")
     keys = {}
@@ -49,16 +42,12 @@ def test_a_key_is_printed_once(capsys: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--expires", "30"], "must be ahead"),
-        (["--expires", "0d"], "must be ahead"),
-        (["--expires", "2020-01-01"], "must be ahead"),
-        (["--expires", "999999w"], "must be ahead"),
-        (["--expires", "soon"], "must be ahead"),
+        *((["--expires", text], "must be ahead") for text in ("30", "0d", "2020-01-01", "999999w", "soon")),
         (["--max-streams", "-1"], "must be from 0"),
         (["--tokens-per-minute", "1000000001"], "must be from 0"),
     ],
 )
-def test_a_key_that_cannot_be_is_refused(capsys: Any, tmp_path: Path, arguments: list[str], says: str) -> None:
+def test_a_key_that_cannot_be_is_refused(capsys, tmp_path, arguments, says):
     file = tmp_path / "keys"
     assert main(["key", "new", "acme", "--file", str(file), *arguments]) == 1
     printed = capsys.readouterr()
@@ -67,7 +56,7 @@ def test_a_key_that_cannot_be_is_refused(capsys: Any, tmp_path: Path, arguments:
     assert not file.exists()
 
 
-def test_a_quiet_key_is_alone_on_stdout(capsys: Any, tmp_path: Path) -> None:
+def test_a_quiet_key_is_alone_on_stdout(capsys, tmp_path):
     file = tmp_path / "keys"
     limits = ["--expires", "30d", "--max-streams", "4", "--tokens-per-minute", "1000"]
     assert main(["key", "new", "acme", "--quiet", "--file", str(file), *limits]) == 0

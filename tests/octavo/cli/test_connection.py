@@ -7,23 +7,15 @@ from contextlib import suppress
 
 import pytest
 
-from octavo.cli import connection, main
-from octavo.request.errors import Unreachable
+from octavo.cli import main
 
 QUESTIONS = [["generate", "hi"], ["chat"]]
-
-
-@pytest.fixture
-def silent():
-    """An endpoint that takes connections and never says a word, as a process that hangs does."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        yield f"127.0.0.1:{listener.getsockname()[1]}"
 
 
 def test_a_closed_connection_may_mean_tls(capsys):
     closed = threading.Event()
 
-    def close(listener: socket.socket) -> None:
+    def close(listener):
         while not closed.is_set():
             with suppress(TimeoutError):
                 listener.accept()[0].close()
@@ -38,14 +30,10 @@ def test_a_closed_connection_may_mean_tls(capsys):
 
 
 @pytest.mark.parametrize("command", QUESTIONS)
-def test_an_endpoint_that_is_silent(capsys, silent, command):
-    assert main([*command, f"--endpoint={silent}", "--timeout=0.3"]) == 1
+def test_an_endpoint_that_is_silent(capsys, command):
+    """It takes connections and never says a word, as a process that hangs does."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        silent = f"127.0.0.1:{listener.getsockname()[1]}"
+        assert main([*command, f"--endpoint={silent}", "--timeout=0.3"]) == 1
     (end,) = capsys.readouterr().err.splitlines()
     assert "not connected within 0.3 s" in end
-
-
-def test_each_trouble_of_a_call_is_told_once(capsys):
-    notice = connection.RetryNotice("generate")
-    for trouble_s in (0.0, 0.9, 1.1, 3.0, 0.0, 0.5, 2.0):
-        notice.retrying(Unreachable("gone"), trouble_s)
-    assert capsys.readouterr().err == "octavo generate: gone; retrying\n" * 2

@@ -1,14 +1,12 @@
 """The names that `octavo up` gives to the processes of a machine."""
 
-from pathlib import Path
-
 from octavo.local.cluster import Cluster, ClusterSettings, role_of
 from octavo.settings.router import RouterSettings
 from octavo.settings.up import UpSettings
 from octavo.settings.worker import WorkerSettings
 
 
-def worker_ids(directory: Path, store: str) -> list[str]:
+def worker_ids(directory, store):
     up = UpSettings(workers=2, grpc_port=0, store=store)
     cluster = Cluster(ClusterSettings(up, RouterSettings(), WorkerSettings(), directory))
     return [worker.worker_id for worker in cluster.state(ready=True).workers]

@@ -26,7 +26,12 @@ def example(tmp_path):
 
 
 def test_a_state_is_read_while_its_owner_runs(tmp_path, example):
+    assert state.read(tmp_path / "nowhere") is None
     with state.locked(tmp_path):
+        assert state.read(tmp_path) is None
+        for text in ("", "[]", "{}", "nonsense"):
+            (tmp_path / state.FILE).write_text(text)
+            assert state.read(tmp_path) is None
         state.write(tmp_path, example)
         assert state.read(tmp_path) == example
         assert json.loads((tmp_path / state.FILE).read_text())["endpoints"] == ["127.0.0.1:1"]
@@ -34,28 +39,22 @@ def test_a_state_is_read_while_its_owner_runs(tmp_path, example):
     assert state.read(tmp_path) is None  # what is left behind by a killed owner counts for nothing
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", "nonsense"])
-def test_a_file_that_is_no_state_is_none(tmp_path, text):
-    assert state.read(tmp_path / "nowhere") is None
-    with state.locked(tmp_path):
-        assert state.read(tmp_path) is None
-        (tmp_path / state.FILE).write_text(text)
-        assert state.read(tmp_path) is None
-
-
-def test_a_directory_has_one_owner(tmp_path):
-    code = f"""
+OWN = """
+import sys
 from pathlib import Path
 from octavo.local import state
 try:
-    with state.locked(Path({str(tmp_path)!r})):
+    with state.locked(Path(sys.argv[1])):
         print("locked")
 except state.AlreadyRunningError as error:
     print(error)
 """
 
+
+def test_a_directory_has_one_owner(tmp_path):
     def other_process():
-        return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+        command = [sys.executable, "-c", OWN, str(tmp_path)]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
     with state.locked(tmp_path):
         assert "--state-dir" in other_process()
@@ -63,38 +62,25 @@ except state.AlreadyRunningError as error:
 
 
 def test_a_used_port_is_named_with_its_remedy():
+    """A foreign host is no used port."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(ports.PortInUseError, match=rf"port {port} .* --grpc-port"):
             ports.require_free("127.0.0.1", port, "--grpc-port")
     ports.require_free("127.0.0.1", port, "--grpc-port")
-
-
-@pytest.mark.parametrize("host", ["nowhere.invalid", "203.0.113.1"])
-def test_a_foreign_host_is_no_used_port(host):
-    with pytest.raises(CommandError, match=f"^--host {host} is no address of this machine: give one, or 0.0.0.0"):
-        ports.require_free(host, 50051, "--grpc-port")
+    for host in ("nowhere.invalid", "203.0.113.1"):
+        with pytest.raises(CommandError, match=f"^--host {host} is no address of this machine: give one, or 0.0.0.0"):
+            ports.require_free(host, 50051, "--grpc-port")
 
 
 @pytest.mark.parametrize("text", ["25000\t60999\n", "1024 24999"])
 def test_ports_of_clients_are_not_picked(text, tmp_path, monkeypatch):
+    """And of two that pick at the same time, each gets other ones: a claim is of whoever binds it first."""
     (tmp_path / "range").write_text(text)
     monkeypatch.setattr(ports, "EPHEMERAL", tmp_path / "range")
-    first, last = map(int, text.split())
-    with closing(ports.PortPool()) as pool:
-        picked = list(islice(pool.in_turn(), 2000))
-    assert len(set(picked)) == 2000
-    assert all(port in ports.RANGE and not first <= port <= last for port in picked)
-
-
-def test_two_that_pick_at_the_same_time_get_different_ports(monkeypatch):
-    """A claim is of this process as of another one: who binds it first."""
     monkeypatch.setattr(ports.random, "shuffle", lambda blocks: None)  # both want the same
+    first, last = map(int, text.split())
     with closing(ports.PortPool()) as one, closing(ports.PortPool()) as other:
-        assert not set(islice(one.in_turn(), 300)) & set(islice(other.in_turn(), 300))
-
-
-def test_a_port_comes_again_only_after_the_others():
-    with closing(ports.PortPool()) as pool:
-        first = set(islice(pool.in_turn(), 100))
-        assert not first & set(islice(pool.in_turn(), 100))
+        picked = [*islice(other.in_turn(), 100), *islice(other.in_turn(), 100), *islice(one.in_turn(), 2000)]
+    assert len(set(picked)) == 2200
+    assert all(port in ports.RANGE and not first <= port <= last for port in picked)

@@ -39,10 +39,12 @@ class Scripted:
         pass
 
 
-SLEEP = [sys.executable, "-I", "-S", "-c", "import time; time.sleep(3600)"]
-STUBBORN = (
-    "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(3600)"
-)
+SLEEP = "import time; time.sleep(3600)"
+STUBBORN = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); {SLEEP}"
+
+
+def child_of(directory, code=SLEEP, name="worker-0"):
+    return ChildProcess(name, [sys.executable, "-I", "-S", "-c", code], directory / name, {})
 
 
 async def at_once():
@@ -51,10 +53,6 @@ async def at_once():
 
 async def never():
     return False
-
-
-def python(name, code, log):
-    return ChildProcess(name, [sys.executable, "-I", "-S", "-c", code], log, {})
 
 
 @pytest.fixture
@@ -66,8 +64,13 @@ def supervised():
 
 
 async def test_a_killed_child_is_started_again(supervised, tmp_path):
-    child = ChildProcess("worker-0", SLEEP, tmp_path / "log", {})
-    await supervised.start([SupervisedProcess(child, at_once)], 10)
+    """In the end it is killed if it ignores SIGTERM."""
+    child = child_of(tmp_path, STUBBORN)
+
+    async def ready():
+        return "up" in tail(child.log)
+
+    await supervised.start([SupervisedProcess(child, ready)], 10)
     pids = [child.pid]
     for _ in range(2):
         os.kill(child.pid, signal.SIGKILL)
@@ -75,31 +78,17 @@ async def test_a_killed_child_is_started_again(supervised, tmp_path):
         pids.append(child.pid)
     await until(lambda: any("ready again after" in text for text in supervised.said))
     before = len(supervised.changes)
-    await supervised.stop(5)
+    await supervised.stop(0.1)
     assert not any(map(exists, pids))
     assert child.pid is None
     assert len(supervised.changes) > before >= 5
     assert any("signal 9" in text for text in supervised.said)
 
 
-async def test_a_child_that_ignores_sigterm_is_killed(supervised, tmp_path):
-    child = python("worker-0", STUBBORN, tmp_path / "log")
-
-    async def ready():
-        return "up" in tail(child.log)
-
-    await supervised.start([SupervisedProcess(child, ready)], 10)
-    pid = child.pid
-    await supervised.stop(0.1)
-    assert not exists(pid)
-
-
 async def test_a_child_that_ends_early_shows_its_log(supervised, tmp_path):
     code = "import sys; print('it begins\\n12:34:56.789 worker error   no such model\\n'); sys.exit(3)"
-    (tmp_path / "log").write_text("12:00:00.000 worker error   of an earlier run\n")
-    child = python("worker-0", code, tmp_path / "log")
-    other = ChildProcess("worker-1", SLEEP, tmp_path / "other", {})
-
+    (tmp_path / "worker-0").write_text("12:00:00.000 worker error   of an earlier run\n")
+    child, other = child_of(tmp_path, code), child_of(tmp_path, name="worker-1")
     says = r"^worker-0 ended with code 3: no such model; the whole log is \S+$"
     with pytest.raises(StartError, match=says) as caught:
         await supervised.start([SupervisedProcess(child, never), SupervisedProcess(other, never)], 10)
@@ -108,50 +97,49 @@ async def test_a_child_that_ends_early_shows_its_log(supervised, tmp_path):
     assert other.pid is None
 
 
-async def test_an_unwritable_log_is_named_by_its_path(supervised, tmp_path):
+async def test_a_child_that_cannot_start_or_never_serves_is_given_up(supervised, tmp_path):
     (tmp_path / "logs").write_text("a file")
-    child = ChildProcess("worker-0", SLEEP, tmp_path / "logs" / "log", {})
-    with pytest.raises(StartError, match=r"^worker-0 cannot start: \S+/logs: .*choose another with --state-dir$"):
-        await supervised.start([SupervisedProcess(child, at_once)], 10)
-    await supervised.stop(5)
+    for folder, ready, says in (
+        (tmp_path / "logs", at_once, r"^worker-0 cannot start: \S+/logs: .*choose another with --state-dir$"),
+        (tmp_path, never, "not ready"),
+    ):
+        with pytest.raises(StartError, match=says):
+            await supervised.start([SupervisedProcess(child_of(folder), ready)], 0.2)
+        await supervised.stop(5)
 
 
 async def test_users_end_together_and_before_what_they_use(supervised, tmp_path):
     ends, both = [], asyncio.Barrier(2)
 
-    class Recorded(ChildProcess):
-        async def stop(self, grace_s):
-            await super().stop(grace_s)
-            ends.append(self.name)
-            if self.name != "store":
+    def recorded(name):
+        child = child_of(tmp_path, name=name)
+        stop = child.stop
+
+        async def recording(grace_s):
+            await stop(grace_s)
+            ends.append(name)
+            if name != "store":
                 await both.wait()  # where one waited for its turn, neither would end
 
-    def recorded(*names):
-        return [SupervisedProcess(Recorded(name, SLEEP, tmp_path / name, {}), at_once) for name in names]
+        child.stop = recording
+        return SupervisedProcess(child, at_once)
 
-    await supervised.start(recorded("store"), 10)
-    await supervised.start(recorded("router-0", "worker-0"), 10)
+    await supervised.start([recorded("store")], 10)
+    await supervised.start([recorded("router-0"), recorded("worker-0")], 10)
     async with asyncio.timeout(30):
         await supervised.stop(5)
     assert sorted(ends[:2]) == ["router-0", "worker-0"]
     assert ends[2:] == ["store"]
 
 
-async def test_a_child_that_never_serves_is_given_up(supervised, tmp_path):
-    with pytest.raises(StartError, match="not ready"):
-        await supervised.start([SupervisedProcess(ChildProcess("router-0", SLEEP, tmp_path / "log", {}), never)], 0.2)
-    await supervised.stop(5)
-
-
 async def test_late_children_are_told_with_their_error(supervised, tmp_path, monkeypatch):
     monkeypatch.setattr("octavo.local.supervisor.WORD_S", 0.05)
-    code = "import time; print('12:34:56.789 router error   no tokenizer', flush=True); time.sleep(3600)"
-    child = python("router-0", code, tmp_path / "log")
+    code = f"print('12:34:56.789 router error   no tokenizer', flush=True); {SLEEP}"
 
     async def ready():
         return any("no tokenizer" in text for text in supervised.said)
 
-    await supervised.start([SupervisedProcess(child, ready)], 10)
+    await supervised.start([SupervisedProcess(child_of(tmp_path, code, "router-0"), ready)], 10)
     await supervised.stop(5)
     assert re.search(r"^router-0: not ready yet after \d+ s; no tokenizer; see \S+$", "\n".join(supervised.said), re.M)
 
@@ -159,7 +147,7 @@ async def test_late_children_are_told_with_their_error(supervised, tmp_path, mon
 async def test_memory_is_blamed_if_the_kernel_has_killed_for_it(tmp_path, monkeypatch):
     counted = iter([0, 1, 1, 2])  # at first; then it kills this one, nobody, and somebody else
     monkeypatch.setattr("octavo.local.supervisor.oom_kills", lambda: next(counted, 2))
-    said: list[str] = []
+    said = []
     supervisor = Supervisor(said.append, lambda: None)
     process = Scripted(tmp_path, -signal.SIGKILL, -signal.SIGKILL, -signal.SIGTERM)
     await supervisor.start([SupervisedProcess(process, at_once)], 10)

@@ -15,7 +15,7 @@ from octavo.model_files.gguf_parts import first_parts, model_name, part_paths
 from octavo.model_files.gguf_support import find_obstacle
 
 
-def write(folder: Path, num_tensors: int, in_part: int, arch: str = "llama", name: str = "m") -> list[Path]:
+def write(folder, num_tensors, in_part, arch="llama", name="m"):
     """The files of a model, as the package gguf divides it. Tensor `ti` is full of i."""
     folder.mkdir(exist_ok=True)
     writer = gguf.GGUFWriter(folder / f"{name}.gguf", arch, split_max_tensors=in_part)
@@ -47,47 +47,31 @@ def test_all_tensors_of_all_parts_are_those_of_one_file(tmp_path_factory, num_te
         assert find_obstacle(file) == ""
 
 
-def test_a_later_part_is_refused_with_what_to_give(tmp_path):
+def renamed(paths):
+    paths[0] = paths[0].rename(paths[0].with_name("model.gguf"))
+
+
+def fewer_tensors(paths):
+    shutil.copy(write(paths[0].parent / "other", 7, 3)[2], paths[2])
+
+
+SPOILT = [
+    (lambda paths: shutil.copy(paths[2], paths[1]), r"m-00002-of-00003\.gguf says that it is another part than 2 of 3"),
+    (
+        lambda paths: paths[1].write_bytes(paths[1].read_bytes().replace(b"t3", b"t0")),
+        r"m-00002-of-00003\.gguf: tensor 't0' is in another part, too",
+    ),
+    (fewer_tensors, r"its 3 parts have 7 tensors, and 8 were split"),
+    (lambda paths: paths[2].unlink(), r"is the first of 3 parts, and m-00003-of-00003\.gguf is not beside it"),
+    (renamed, r"model\.gguf is the first of 3 parts, but is not named …-00001-of-00003\.gguf"),
+]
+
+
+@pytest.mark.parametrize(("spoil", "message"), SPOILT)
+def test_parts_that_do_not_belong_together_are_refused(spoil, message, tmp_path):
     paths = write(tmp_path, 8, 3)
     with GgufFile(paths[1]) as file:
         assert find_obstacle(file).startswith("this is part 2 of the 3 of a model: give the first")
-
-
-def other_part(paths: list[Path]) -> None:
-    shutil.copy(paths[2], paths[1])
-
-
-def same_tensors(paths: list[Path]) -> None:
-    raw = paths[1].read_bytes()
-    paths[1].write_bytes(raw.replace(b"t3", b"t0"))
-
-
-def fewer_tensors(paths: list[Path]) -> None:
-    others = write(paths[0].parent / "other", 7, 3)
-    shutil.copy(others[2], paths[2])
-
-
-def gone(paths: list[Path]) -> None:
-    paths[2].unlink()
-
-
-def renamed(paths: list[Path]) -> None:
-    paths[0].rename(paths[0].with_name("model.gguf"))
-    paths[0] = paths[0].with_name("model.gguf")
-
-
-@pytest.mark.parametrize(
-    ("spoil", "message"),
-    [
-        (other_part, r"m-00002-of-00003\.gguf says that it is another part than 2 of 3"),
-        (same_tensors, r"m-00002-of-00003\.gguf: tensor 't0' is in another part, too"),
-        (fewer_tensors, r"its 3 parts have 7 tensors, and 8 were split"),
-        (gone, r"is the first of 3 parts, and m-00003-of-00003\.gguf is not beside it"),
-        (renamed, r"model\.gguf is the first of 3 parts, but is not named …-00001-of-00003\.gguf"),
-    ],
-)
-def test_parts_that_do_not_belong_together_are_refused(spoil, message, tmp_path):
-    paths = write(tmp_path, 8, 3)
     spoil(paths)
     with pytest.raises(MalformedGguf, match=message):
         GgufFile(paths[0])

@@ -3,6 +3,7 @@
 import json
 import os
 import struct
+from contextlib import nullcontext, suppress
 
 import pytest
 import torch
@@ -35,6 +36,9 @@ def test_an_adapter_is_read(lora):
     assert (found.rank, found.scale, found.num_bytes) == (2, 4.0, 2 * 3 * 4 + 4 * 2 * 4)
     a = found.tensors[LoraMatrix(1, "q_proj", "A")]
     assert struct.unpack_from("<6f", found.content, a.start) == (1.0,) * 6
+    assert read_lora(lora, found.digest).digest == found.digest
+    with pytest.raises(BadModel, match=f"has the digest {found.digest} now, and {'0' * 32} is wanted"):
+        read_lora(lora, "0" * 32)
     reconfigure(lora, use_rslora=True)
     assert read_lora(lora).scale == 8 / 2**0.5
 
@@ -45,34 +49,24 @@ def test_the_digest_is_that_of_what_counts(lora, tmp_path):
     reconfigure(lora, layers_to_transform=[1], layers_pattern="layers", rank_pattern={}, alpha_pattern={})
     reconfigure(lora, ensure_weight_tying=False)
     save_file(dict(reversed(tensors().items())), lora / WEIGHTS, metadata={"format": "pt"})
-    assert read_lora(lora.rename(tmp_path / "renamed")).digest == first
-    lora = tmp_path / "renamed"
-    digests = {first}
+    lora = lora.rename(tmp_path / "renamed")
+    assert read_lora(lora).digest == first
+    digests, before = {first}, (lora / CONFIG).read_text()
     for change in ({"lora_alpha": 9}, {"use_rslora": True}):
-        before = (lora / CONFIG).read_text()
         reconfigure(lora, **change)
         digests.add(read_lora(lora).digest)
         (lora / CONFIG).write_text(before)
     a, b = f"{LAYER}A.weight", f"{LAYER}B.weight"
     for changed in (
-        {a: torch.ones(2, 3, dtype=torch.bfloat16)},
-        {a: torch.tensor([[1.0, 1, 1], [1, 1, 1 + 2**-23]])},
-        {b: torch.full((4, 2), 2.0) * torch.tensor([1.0, -1.0])},
-        {a: torch.ones(2, 6)},
+        tensors() | {a: torch.ones(2, 3, dtype=torch.bfloat16)},
+        tensors() | {a: torch.tensor([[1.0, 1, 1], [1, 1, 1 + 2**-23]])},
+        tensors() | {b: torch.full((4, 2), 2.0) * torch.tensor([1.0, -1.0])},
+        tensors() | {a: torch.ones(2, 6)},
+        {name.replace("layers.1", "layers.0"): tensor for name, tensor in tensors().items()},
     ):
-        save_file(tensors() | changed, lora / WEIGHTS)
+        save_file(changed, lora / WEIGHTS)
         digests.add(read_lora(lora).digest)
-    other = {name.replace("layers.1", "layers.0"): tensor for name, tensor in tensors().items()}
-    save_file(other, lora / WEIGHTS)
-    digests.add(read_lora(lora).digest)
     assert len(digests) == 8
-
-
-def test_another_digest_than_the_one_wanted_is_refused(lora):
-    digest = read_lora(lora).digest
-    assert read_lora(lora, digest).digest == digest
-    with pytest.raises(BadModel, match=f"has the digest {digest} now, and {'0' * 32} is wanted"):
-        read_lora(lora, "0" * 32)
 
 
 @pytest.mark.parametrize(
@@ -82,16 +76,13 @@ def test_another_digest_than_the_one_wanted_is_refused(lora):
         ({"use_dora": True}, "use_dora True is not computed here"),
         ({"modules_to_save": ["lm_head"]}, r"modules_to_save \['lm_head'\] is not computed here"),
         ({"bias": "lora_only"}, "bias 'lora_only' is not computed here"),
-        ({"lora_bias": True}, "lora_bias True is not"),
         ({"rank_pattern": {"q_proj": 4}}, "is not of rank 4"),
         ({"rank_pattern": {"q_proj": 0}}, "rank_pattern {'q_proj': 0} is not a whole number"),
         ({"alpha_pattern": {"q_proj": "4"}}, "alpha_pattern {'q_proj': '4'} is no number"),
         ({"rank_pattern": {"(a+)+b": 4}}, r"rank_pattern has the expression '\(a\+\)\+b': only names of modules"),
         ({"alpha_pattern": ["q_proj"]}, r"alpha_pattern \['q_proj'\] has no names"),
         ({"ensure_weight_tying": True}, "ensure_weight_tying True is not computed here"),
-        ({"fan_in_fan_out": True}, "fan_in_fan_out True"),
         ({"init_lora_weights": "pissa"}, "init_lora_weights 'pissa' changes the weights of the model"),
-        ({"trainable_token_indices": [1]}, "trainable_token_indices"),
         ({"a_setting_of_tomorrow": 1}, "a_setting_of_tomorrow 1 is not computed here"),
         ({"r": 0}, "r 0 is not a whole number from 1 to 256"),
         ({"r": 4}, "is not of rank 4"),
@@ -106,17 +97,17 @@ def test_a_setting_that_is_not_computed_is_refused_by_its_name(lora, change, wor
         read_lora(lora)
 
 
+MODEL = "base_model.model."
+
+
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("base_model.model.model.embed_tokens.lora_embedding_A", "tensor base_model.model.model.embed_tokens"),
-        ("base_model.model.lm_head.lora_A.weight", "tensor base_model.model.lm_head.lora_A.weight"),
+        (f"{MODEL}model.embed_tokens.lora_embedding_A", f"tensor {MODEL}model.embed_tokens"),
+        (f"{MODEL}lm_head.lora_A.weight", f"tensor {MODEL}lm_head.lora_A.weight"),
         (f"{LAYER}magnitude_vector", "magnitude_vector is not computed here"),
-        ("base_model.model.model.layers.1.mlp.experts.0.up_proj.lora_A.weight", "experts"),
-        (
-            "base_model.model.model.layers.0.mlp.up_proj.lora_A.weight",
-            "layer 0 has one of lora_A and lora_B of up_proj",
-        ),
+        (f"{MODEL}model.layers.1.mlp.experts.0.up_proj.lora_A.weight", "experts"),
+        (f"{MODEL}model.layers.0.mlp.up_proj.lora_A.weight", "layer 0 has one of lora_A and lora_B of up_proj"),
     ],
 )
 def test_a_tensor_that_is_not_computed_is_refused_by_its_name(lora, name, words):
@@ -132,18 +123,6 @@ def test_an_odd_header_is_refused(lora, header):
     (lora / WEIGHTS).write_bytes(struct.pack("<Q", len(header)) + header)
     with pytest.raises(BadModel, match=str(lora)):
         read_lora(lora)
-
-
-def test_a_folder_that_cannot_be_looked_into_is_refused_with_the_reason(tmp_path, monkeypatch):
-    with pytest.raises((BadModel, NotFound), match=r"cannot be read as an adapter|no adapter_config"):
-        read_lora(tmp_path / ("x" * 300))
-
-    def forbidden(path):
-        raise PermissionError(13, "Permission denied", str(path))
-
-    monkeypatch.setattr("pathlib.Path.is_file", forbidden)
-    with pytest.raises(BadModel, match="Permission denied"):
-        read_lora(tmp_path)
 
 
 @pytest.mark.parametrize("spelling", ["base_model.model.layers.1.", "base_model.model.model.layers.01."])
@@ -173,7 +152,6 @@ def test_a_file_that_is_too_large_is_not_read(lora, monkeypatch):
         ([(32, 56), (0, 32)], 0, ""),  # in any order
         ([(0, 24), (0, 32)], 24, "overlap, or leave gaps"),
         ([(0, 24), (20, 52)], 4, "overlap, or leave gaps"),
-        ([(0, 24), (28, 60)], 4, "overlap, or leave gaps"),
         ([(4, 28), (28, 60)], 4, "overlap, or leave gaps"),
         ([(0, 24), (24, 56)], 7, "7 bytes at its end are no tensor's"),
         ([(0, 24), (24, 56.0)], 0, "does not lie in the file"),
@@ -181,17 +159,12 @@ def test_a_file_that_is_too_large_is_not_read(lora, monkeypatch):
 )
 def test_each_byte_is_of_one_tensor(lora, spans, extra, words):
     shapes = {f"{LAYER}A.weight": [2, 3], f"{LAYER}B.weight": [4, 2]}
-    described = {
-        name: {"dtype": "F32", "shape": shape, "data_offsets": span}
-        for (name, shape), span in zip(shapes.items(), spans, strict=True)
-    }
+    places = zip(shapes.items(), spans, strict=True)
+    described = {name: {"dtype": "F32", "shape": shape, "data_offsets": span} for (name, shape), span in places}
     header = json.dumps(described).encode()
     (lora / WEIGHTS).write_bytes(struct.pack("<Q", len(header)) + header + bytes(56 + extra))
-    if not words:
+    with pytest.raises(BadModel, match=words) if words else nullcontext():
         assert read_lora(lora).num_bytes == 56
-        return
-    with pytest.raises(BadModel, match=words):
-        read_lora(lora)
 
 
 def test_damaged_files_are_refused_and_crash_nothing(lora, tmp_path):
@@ -202,10 +175,8 @@ def test_damaged_files_are_refused_and_crash_nothing(lora, tmp_path):
             read_lora(lora)
     for place in range(0, len(whole), 3):
         (lora / WEIGHTS).write_bytes(whole[:place] + bytes([whole[place] ^ 0x15]) + whole[place + 1 :])
-        try:
+        with suppress(ServingError):
             read_lora(lora)
-        except ServingError:
-            pass
     (lora / WEIGHTS).write_bytes(whole)
     for text in ("", "[]", "{", "null", '{"peft_type": "LORA"}'):
         (lora / CONFIG).write_text(text)
@@ -238,16 +209,12 @@ def test_what_is_not_there_is_named_with_the_remedy(lora, tmp_path):
 
 def test_patterns_give_modules_ranks_and_scales_of_their_own(tmp_path):
     """By what PEFT does: a name counts where a module's name ends with it at a dot; the first one counts."""
-    stem = "base_model.model.model.layers.{}.self_attn.{}.lora_"
-    ranks = {(0, "q_proj"): 4, (1, "q_proj"): 8, (0, "k_proj"): 2, (1, "k_proj"): 2}
     found = {}
-    for (layer, module), rank in ranks.items():
-        found[stem.format(layer, module) + "A.weight"] = torch.ones(rank, 3)
-        found[stem.format(layer, module) + "B.weight"] = torch.ones(5, rank)
-    patterns = {
-        "rank_pattern": {"layers.0.self_attn.q_proj": 4, "q_proj": 8},
-        "alpha_pattern": {r"^model\.layers.1.self_attn.k_proj": 6},
-    }
+    for layer, module, rank in ((0, "q_proj", 4), (1, "q_proj", 8), (0, "k_proj", 2), (1, "k_proj", 2)):
+        stem = f"{MODEL}model.layers.{layer}.self_attn.{module}.lora_"
+        found |= {f"{stem}A.weight": torch.ones(rank, 3), f"{stem}B.weight": torch.ones(5, rank)}
+    patterns = {"rank_pattern": {"layers.0.self_attn.q_proj": 4, "q_proj": 8}}
+    patterns |= {"alpha_pattern": {r"^model\.layers.1.self_attn.k_proj": 6}}
     folder = write_files(tmp_path / "a", found, {"r": 2, "lora_alpha": 4, **patterns})
     read = read_lora(folder)
     assert (read.rank, read.scale) == (8, 2.0)

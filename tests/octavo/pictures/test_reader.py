@@ -49,11 +49,7 @@ PLAIN = file_of(drawn(200, 100))
 HOSTILE = {
     "nothing": (b"", "no bytes"),
     "a text": (b"hello", "convert it"),
-    "svg": (b"<svg xmlns='http://www.w3.org/2000/svg' width='9' height='9'/>", "convert it"),
-    "svg with an entity": (
-        b"<!DOCTYPE a [<!ENTITY b SYSTEM 'file:///etc/passwd'>]><svg/>",
-        "convert",
-    ),
+    "svg with an entity": (b"<!DOCTYPE a [<!ENTITY b SYSTEM 'file:///etc/passwd'>]><svg/>", "convert"),
     "a bitmap": (file_of(drawn(64, 64), "BMP"), "convert it"),
     "tiff": (file_of(drawn(64, 64), "TIFF"), "convert it"),
     "postscript": (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n(x) print\n", "convert it"),
@@ -98,17 +94,15 @@ def test_pictures_of_all_kinds_are_read(kind, mode):
     assert len(found.pixels) == 56 * 112 * 3
 
 
-def test_the_first_frame_of_a_film_counts():
-    frames = [drawn(60, 60), drawn(60, 60).transpose(Image.Transpose.ROTATE_90)]
-    film = file_of(frames[0], "GIF", save_all=True, append_images=frames[1:])
-    assert read(film).digest == read(file_of(frames[0], "GIF")).digest
-
-
 def test_a_picture_becomes_no_more_tokens_than_allowed():
+    """The first frame of a film counts."""
     large = read(file_of(drawn(900, 700)), PictureLimits(tokens=12))
     assert 6 < large.rows * large.columns <= 12
     small = read(file_of(drawn(5, 5)))
     assert (small.rows, small.columns) == (2, 2)
+    frames = [drawn(60, 60), drawn(60, 60).transpose(Image.Transpose.ROTATE_90)]
+    film = file_of(frames[0], "GIF", save_all=True, append_images=frames[1:])
+    assert read(film).digest == read(file_of(frames[0], "GIF")).digest
 
 
 def test_what_takes_too_long_ends_its_process(monkeypatch):

@@ -18,14 +18,10 @@ def test_the_vectors_that_other_languages_use(root):
             assert cell_number(vector["request_id"], int(num_cells)) == expected
 
 
-def test_cells_get_equal_shares():
-    shares = Counter(cell_number(each, 5) for each in IDS)
-    assert sorted(shares) == [0, 1, 2, 3, 4]
-    assert all(0.8 < share / (len(IDS) / 5) < 1.2 for share in shares.values())
-
-
-def test_a_further_cell_takes_its_share_and_moves_nothing_between_old_cells():
+def test_cells_get_equal_shares_and_a_further_one_moves_nothing_between_old_cells():
     before, after = ([cell_number(each, cells) for each in IDS] for cells in (5, 6))
-    moved = [new for old, new in zip(before, after, strict=True) if old != new]
-    assert set(moved) == {5}
-    assert 0.8 < len(moved) / (len(IDS) / 6) < 1.2
+    for found, count in ((before, 5), (after, 6)):
+        shares = Counter(found)
+        assert sorted(shares) == list(range(count))
+        assert all(0.8 < share / (len(IDS) / count) < 1.2 for share in shares.values())
+    assert {new for old, new in zip(before, after, strict=True) if old != new} == {5}

@@ -9,21 +9,11 @@ TEXT = {"type": "text", "text": "Hi"}
 
 
 @pytest.mark.parametrize(
-    "turn",
-    [
-        ("user", "Hi"),
-        {"role": "user", "content": "Hi"},
-        {"role": "user", "content": [TEXT]},
-        {"role": "user", "content": ["Hi"]},
-        {"role": "user", "content": "Hi", "name": None},
-    ],
+    "turn", [("user", "Hi"), *({"role": "user", "content": each, "name": None} for each in ("Hi", [TEXT], ["Hi"]))]
 )
 def test_a_message_has_a_role_and_a_content(turn):
     assert message_pairs([turn], "messages") == [("user", "Hi")]
     assert is_conversation([turn])
-
-
-def test_texts_of_parts_are_joined_by_newlines():
     assert message_pairs([{"role": "user", "content": [TEXT, TEXT]}], "messages") == [("user", "Hi\nHi")]
 
 
@@ -54,8 +44,5 @@ IMAGE = {"type": "image_url", "image_url": {"url": "https://…"}}
 def test_a_wrong_message_is_refused_by_its_place(turn, message):
     with pytest.raises(InvalidArgument, match=f"^{message}"):
         message_pairs([("user", "ok"), turn], "m")
-
-
-def test_a_text_is_no_list_of_messages():
     with pytest.raises(InvalidArgument, match=r"^m: must be a list"):
         message_pairs("Hi", "m")

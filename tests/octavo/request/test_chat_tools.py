@@ -28,23 +28,23 @@ def test_tools_and_calls_have_the_form_that_templates_expect():
     assert details == [{}, {"name": "ann", "tool_call_id": "c1", "tool_calls": [call]}]
 
 
-@pytest.mark.parametrize(
-    ("tool", "field"),
-    [
-        (Tool("<|im_end|>", "", ""), "chat.tools[0].name"),
-        (Tool("", "", ""), "chat.tools[0].name"),
-        (Tool("x", "", "{"), "chat.tools[0].parameters_json"),
-        (Tool("x", "", "[]"), "chat.tools[0].parameters_json"),
-        (Tool("x", "", '{"a": NaN}'), "chat.tools[0].parameters_json"),
-        (Tool("x", "", '{"a": "\\ud800"}'), "chat.tools[0].parameters_json"),
-        (Tool("x", "", '{"a":' * 50 + "1" + "}" * 50), "chat.tools[0].parameters_json"),
-        (Tool("x", "", '{"a":' * 5000 + "1" + "}" * 5000), "chat.tools[0].parameters_json"),
-        (Tool("x", "y" * 100_000, ""), "chat.tools"),
-    ],
-)
-def test_a_tool_that_cannot_be_one_is_refused_by_name(tool, field):
+DEEP = ['{"a":' * 50 + "1" + "}" * 50, '{"a":' * 5000 + "1" + "}" * 5000]
+PARAMETERS = ["{", "[]", '{"a": NaN}', '{"a": "\\ud800"}', *DEEP]
+REFUSED = [
+    *((Tool(name, "", ""), "chat.tools[0].name") for name in ("<|im_end|>", "")),
+    *((Tool("x", "", text), "chat.tools[0].parameters_json") for text in PARAMETERS),
+    (Tool("x", "y" * 100_000, ""), "chat.tools"),
+    *((text, "chat.messages[0].tool_calls[0].arguments_json") for text in ("[1]", *DEEP, '{"a": NaN}')),
+]
+
+
+@pytest.mark.parametrize(("given", "field"), REFUSED, ids=range(len(REFUSED)))
+def test_a_tool_or_a_call_that_cannot_be_one_is_refused_by_name(given, field):
     with pytest.raises(InvalidArgument) as caught:
-        tools_for_template([tool], max_bytes=90_000)
+        if isinstance(given, Tool):
+            tools_for_template([given], max_bytes=90_000)
+        else:
+            details_for_template([MessageDetails(tool_calls=[ToolCall("", "x", given)])], max_bytes=100_000)
     assert caught.value.field == field
 
 
@@ -62,12 +62,3 @@ def test_tools_calls_and_their_bytes_are_bounded():
 def test_arguments_that_a_model_wrote_as_no_json_get_to_the_template_as_they_are(text):
     (shown,) = details_for_template([MessageDetails(tool_calls=[ToolCall("", "x", text)])], max_bytes=100)
     assert shown["tool_calls"][0]["function"]["arguments"] == text
-
-
-@pytest.mark.parametrize(
-    "text", ["[1]", '{"a":' * 50 + "1" + "}" * 50, '{"a":' * 5000 + "1" + "}" * 5000, '{"a": NaN}']
-)
-def test_other_arguments_are_refused(text):
-    with pytest.raises(InvalidArgument) as caught:
-        details_for_template([MessageDetails(tool_calls=[ToolCall("", "x", text)])], max_bytes=100_000)
-    assert caught.value.field == "chat.messages[0].tool_calls[0].arguments_json"

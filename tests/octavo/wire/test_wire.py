@@ -46,11 +46,6 @@ def test_equal_parameters_have_equal_bytes_and_others_do_not(one, other, rng):
     assert (sampling_bytes(one) == sampling_bytes(other)) == (one == other)
 
 
-def test_zero_has_one_sign():
-    negative = SamplingParams(temperature=-0.0, presence_penalty=-0.0, logit_bias={1: -0.0})
-    assert sampling_bytes(negative) == sampling_bytes(SamplingParams(temperature=0.0, logit_bias={1: 0.0}))
-
-
 KNOWN = SamplingParams(temperature=0.5, max_tokens=7, seed=9, stop=("a",), logit_bias={5: 1.0, 2: -1.0})
 KNOWN_BYTES = (
     "0d0000003f150000803f180025000000002801380740004a0161580060006d0000803f75000000007d00000000980109b00100bd010000803f"
@@ -58,13 +53,14 @@ KNOWN_BYTES = (
 )
 
 
-def test_bytes_of_a_known_value():
-    """Records outlive processes: a change here is a change of the store's schema."""
+def test_bytes_of_a_known_value(root):
+    """Records outlive processes: a change here is a change of the store's schema. Zero has one sign.
+
+    They do not depend on the implementation of protobuf, of which one sorts maps downwards, the other upwards.
+    """
     assert sampling_bytes(KNOWN).hex() == KNOWN_BYTES
-
-
-def test_bytes_do_not_depend_on_the_implementation_of_protobuf(root):
-    """Its own deterministic mode does: one sorts maps downwards, the other upwards."""
+    negative = SamplingParams(temperature=-0.0, presence_penalty=-0.0, logit_bias={1: -0.0})
+    assert sampling_bytes(negative) == sampling_bytes(SamplingParams(temperature=0.0, logit_bias={1: 0.0}))
     script = (
         "from google.protobuf.internal import api_implementation as a; from octavo.wire.public import sampling_bytes;"
         f"from octavo.request.sampling import SamplingParams; print(a.Type(), sampling_bytes({KNOWN!r}).hex())"
@@ -73,10 +69,8 @@ def test_bytes_do_not_depend_on_the_implementation_of_protobuf(root):
     command = [sys.executable, "-c", script]
     done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60, check=True, cwd=root)
     assert done.stdout.split() == ["python", KNOWN_BYTES]
-
-
-def test_every_field_of_the_message_is_a_field_of_the_parameters():
-    assert sorted(FIELDS) == sorted(PARAMETERS)
+    with pytest.raises(errors.HistoryLost):
+        public.sampling_from_bytes(b"\xff\xff")
 
 
 def test_what_is_left_out_is_the_default_and_zero_is_zero():
@@ -85,32 +79,20 @@ def test_what_is_left_out_is_the_default_and_zero_is_zero():
     assert (zeros.temperature, zeros.max_tokens, zeros.seed, zeros.logprobs, zeros.top_p) == (0, 0, 0, 0, 0)
 
 
-RECOMMENDED = {"temperature": 0.5, "top_k": 40, "max_tokens": 512, "repetition_penalty": 1.5}
-
-
-def recommended(**fields):
-    message = types_pb2.SamplingParams(**fields)
-    return public.with_recommended(sampling_from_wire(message), message, RECOMMENDED)
-
-
-def test_a_field_that_is_left_out_is_what_the_model_recommends():
-    assert recommended() == SamplingParams(**RECOMMENDED)
-    own = recommended(temperature=1.0, top_k=0, max_tokens=3)
-    assert own == SamplingParams(temperature=1.0, top_k=0, max_tokens=3, repetition_penalty=1.5)
-
-
-def test_beside_a_beam_search_nothing_is_recommended_that_says_how_tokens_are_drawn():
-    assert recommended(beam_width=4) == SamplingParams(beam_width=4, max_tokens=512)
-
-
 def test_recommended_values_cross_the_wire_alone():
-    assert public.recommended_from_wire(public.recommended_to_wire(RECOMMENDED)) == RECOMMENDED
-    assert public.recommended_from_wire(public.recommended_to_wire({})) == {}
-    assert sampling_from_wire(public.defaults_to_wire(RECOMMENDED)) == SamplingParams(**RECOMMENDED)
+    """What becomes of them: tests/router/streaming/test_request_preparer.py."""
+    values = {"temperature": 0.5, "top_k": 40, "max_tokens": 512, "repetition_penalty": 1.5}
+    for each in (values, {}):
+        assert public.recommended_from_wire(public.recommended_to_wire(each)) == each
+        assert sampling_from_wire(public.defaults_to_wire(each)) == SamplingParams(**each)
+    beams = types_pb2.SamplingParams(beam_width=4)  # nothing is recommended beside them that says how tokens are drawn
+    found = public.with_recommended(sampling_from_wire(beams), beams, values)
+    assert found == SamplingParams(beam_width=4, max_tokens=512)
 
 
 def test_defaults_are_written_out():
     """A receiver of another version may have other defaults."""
+    assert sorted(FIELDS) == sorted(PARAMETERS)
     message = public.defaults_to_wire({})
     unset = {name for name, field in FIELDS.items() if field.has_presence and not message.HasField(name)}
     late = {row.name for row in PARAMETERS.values() if row.default is None or (row.is_late and row.most is None)}
@@ -132,27 +114,18 @@ def test_a_list_over_its_limit_is_refused_before_it_is_copied(row):
     assert caught.value.field == row.name
 
 
-def test_parameters_in_a_record_that_cannot_be_read():
-    with pytest.raises(errors.HistoryLost):
-        public.sampling_from_bytes(b"\xff\xff")
-
-
 def test_a_retry_is_told_from_another_body():
-    def request(**values):
-        bias = values.pop("bias", {})
+    def hash_of(bias=(), **values):
         message = inference_pb2.GenerateRequest(**{"request_id": "r", "text": b"x", **values})
-        for token_id, value in bias.items():
+        for token_id, value in dict(bias).items():
             message.sampling.logit_bias[token_id] = value
-        return message
-
-    def hash_of(message):
         return request_hash(message, sampling_from_wire(message.sampling))
 
-    same = request(bias={1: 1.0, 2: 2.0})
-    assert hash_of(same) == hash_of(request(bias={2: 2.0, 1: 1.0}))
-    assert hash_of(request()) == hash_of(request(sampling=types_pb2.SamplingParams(temperature=1)))
-    others = [request(), request(text="y"), request(priority=4), request(bias={1: 1.0}), request(model="m"), same]
-    assert len({hash_of(other) for other in others}) == len(others)
+    same = hash_of({1: 1.0, 2: 2.0})
+    assert same == hash_of({2: 2.0, 1: 1.0})
+    assert hash_of() == hash_of(sampling=types_pb2.SamplingParams(temperature=1))
+    others = [hash_of(), hash_of(text="y"), hash_of(priority=4), hash_of({1: 1.0}), hash_of(model="m"), same]
+    assert len(set(others)) == len(others)
 
 
 @given(st.integers(0, 16), st.text(), st.text(), st.booleans())
@@ -161,18 +134,19 @@ def test_failures(code, reason, message, retryable):
     assert public.failure_from_wire(public.failure_to_wire(failure)) == failure
 
 
-def test_finish_reasons_have_the_numbers_and_names_of_the_wire():
+def test_finish_reasons_states_and_limits_have_the_names_of_the_wire():
     for name, number in types_pb2.FinishReason.items():
         reason = public.finish_from_wire(number)
-        assert reason == number
-        assert public.finish_to_wire(reason) == number
+        assert reason == number == public.finish_to_wire(reason)
         assert name == f"FINISH_REASON_{'UNSPECIFIED' if reason is FinishReason.NONE else reason.name}"
     assert len(FinishReason) == len(types_pb2.FinishReason.items())
     assert public.finish_from_wire(99) is FinishReason.ERROR
-
-
-def test_every_state_has_its_name_on_the_wire():
     assert {state_to_wire(state) for state in SequenceState} <= set(inference_pb2.RequestState.keys())
+    assert len(limits_to_wire().ListFields()) == len(inference_pb2.Limits.DESCRIPTOR.fields)
+    chat = inference_pb2.Chat(messages=[inference_pb2.ChatMessage(role="user", content="hi")])
+    assert chat_from_wire(chat) == ChatPrompt([("user", "hi")], True, [], [])
+    chat.add_generation_prompt = False
+    assert chat_from_wire(chat).begin_answer is False
 
 
 logprobs = st.floats(max_value=0, width=32) | st.just(-math.inf)
@@ -182,17 +156,6 @@ logprobs = st.floats(max_value=0, width=32) | st.just(-math.inf)
 def test_scores(token_id, logprob, top):
     score = TokenScore(token_id, logprob, top)
     assert public.score_from_wire(public.score_to_wire(score)) == score
-
-
-def test_chats():
-    chat = inference_pb2.Chat(messages=[inference_pb2.ChatMessage(role="user", content="hi")])
-    assert chat_from_wire(chat) == ChatPrompt([("user", "hi")], True, [], [])
-    chat.add_generation_prompt = False
-    assert chat_from_wire(chat).begin_answer is False
-
-
-def test_limits_are_all_reported():
-    assert len(limits_to_wire().ListFields()) == len(inference_pb2.Limits.DESCRIPTOR.fields)
 
 
 @pytest.mark.parametrize("deadline_ms", [0, 9_000, 900])
@@ -209,15 +172,10 @@ def test_an_admission_has_what_the_record_says(deadline_ms):
     assert sampling_bytes(sampling_from_wire(message.sampling)) == record.sampling
     admission = admission_from_wire(message)
     own = admission_of_record(snapshot, epoch=5, age_ms=500)
-    assert dataclasses.replace(own, suspect=True, prefix_owner="o", prefix_owner_tokens=1) == dataclasses.replace(
-        admission, prompt=(1, 2), outputs=((3,), (4, 5)), finished_branches=[1]
-    )
+    same = dataclasses.replace(admission, prompt=(1, 2), outputs=((3,), (4, 5)), finished_branches=[1])
+    assert dataclasses.replace(own, suspect=True, prefix_owner="o", prefix_owner_tokens=1) == same
     assert (admission.seq_id, admission.epoch, admission.prompt) == ("a" * 32, 5, [1, 2])
     assert (admission.outputs, admission.finished_branches) == ([[3], [4, 5]], (1,))
-    assert (admission.sampling, admission.salt, admission.priority, admission.suspect) == (
-        public.sampling_from_bytes(record.sampling),
-        "s",
-        2,
-        True,
-    )
+    assert admission.sampling == public.sampling_from_bytes(record.sampling)
+    assert (admission.salt, admission.priority, admission.suspect) == ("s", 2, True)
     assert admission.deadline_in_ms == {0: 0, 9_000: 7_500, 900: 1}[deadline_ms]

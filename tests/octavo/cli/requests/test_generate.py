@@ -25,23 +25,21 @@ def test_prompts_are_arguments_flags_or_stdin(router, endpoint, capsys, monkeypa
 @pytest.mark.parametrize(
     ("reason", "flags", "note"),
     [
-        (types_pb2.FINISH_REASON_LENGTH, ["--max-tokens=4"], "cut at max_tokens=4; --max-tokens raises it"),
-        (
-            types_pb2.FINISH_REASON_LENGTH,
-            [],
-            "cut at 4 tokens, the model's own limit or its context; --max-tokens sets another limit",
-        ),
-        (types_pb2.FINISH_REASON_DEADLINE, ["--deadline=9"], "cut at the deadline; --deadline raises it"),
-        (types_pb2.FINISH_REASON_CANCELLED, [], "cut: the request was cancelled"),
+        ("LENGTH", ["--max-tokens=4"], "cut at max_tokens=4; --max-tokens raises it"),
+        ("LENGTH", [], "cut at 4 tokens, the model's own limit or its context; --max-tokens sets another limit"),
+        ("DEADLINE", ["--deadline=9"], "cut at the deadline; --deadline raises it"),
+        ("CANCELLED", [], "cut: the request was cancelled"),
     ],
 )
-@pytest.mark.parametrize("branches", ["1", "2"])
-def test_an_answer_that_was_cut_has_a_note(router, endpoint, capsys, reason, flags, note, branches):
-    router.finish_reason = reason
-    assert main(["generate", "--endpoint", endpoint, "hi", *flags, "--n", branches]) == 0
-    captured = capsys.readouterr()
-    assert captured.err == f"octavo generate: {note}\n"
-    assert ANSWER in captured.out
+def test_an_answer_that_was_cut_has_a_note(router, endpoint, capsys, monkeypatch, reason, flags, note):
+    router.finish_reason = types_pb2.FinishReason.Value(f"FINISH_REASON_{reason}")
+    monkeypatch.setattr("sys.stdin", io.StringIO("one\n"))
+    chats = [] if flags == ["--deadline=9"] else [["chat"]]
+    for command, *words in (["generate", "hi", "--n=1"], ["generate", "hi", "--n=2"], *chats):
+        assert main([command, *words, "--endpoint", endpoint, *flags]) == 0
+        captured = capsys.readouterr()
+        assert captured.err == f"octavo {command}: {note}\n"
+        assert ANSWER in captured.out
 
 
 def test_an_answer_without_text_is_shown(capsys):
@@ -51,26 +49,9 @@ def test_an_answer_without_text_is_shown(capsys):
     assert capsys.readouterr().err == "octavo chat: the answer has tokens but no text: --json prints the token ids\n"
 
 
-def test_cut_answers_of_chats_have_a_note(router, endpoint, capsys, monkeypatch):
-    router.finish_reason = types_pb2.FINISH_REASON_LENGTH
-    monkeypatch.setattr("sys.stdin", io.StringIO("one\n"))
-    assert main(["chat", "--endpoint", endpoint, "--max-tokens=4"]) == 0
-    assert capsys.readouterr().err == "octavo chat: cut at max_tokens=4; --max-tokens raises it\n"
-
-
 def test_log_probabilities_are_a_table(router, endpoint, capsys):
-    assert main(["generate", "--endpoint", endpoint, "hi", "--logprobs", "2"]) == 0
-    assert capsys.readouterr().out.splitlines() == [
-        ANSWER,
-        "",
-        "id  token  logprob  likeliest",
-        " 0  '<0>'  -0.500   '<0>' -0.500, '<1>' -1.250",
-        " 1  '<1>'  -0.500   '<1>' -0.500, '<2>' -1.250",
-        " 2  '<2>'  -0.500   '<2>' -0.500, '<3>' -1.250",
-        " 3  '<3>'  -0.500   '<3>' -0.500, '<4>' -1.250",
-    ]
-
-
-def test_words_that_do_not_come_are_named_one_by_one(router, endpoint, capsys):
-    assert main(["generate", "--endpoint", endpoint, "hi", "--bad-words", "oops", "--bad-words", "uh oh"]) == 0
+    words = ["generate", "--endpoint", endpoint, "hi", "--logprobs", "2", "--bad-words", "oops", "--bad-words", "uh oh"]
+    assert main(words) == 0
+    table = [f" {i}  '<{i}>'  -0.500   '<{i}>' -0.500, '<{i + 1}>' -1.250" for i in range(4)]
+    assert capsys.readouterr().out.splitlines() == [ANSWER, "", "id  token  logprob  likeliest", *table]
     assert list(router.requests[0].bad_words) == ["oops", "uh oh"]

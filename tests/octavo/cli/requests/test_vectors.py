@@ -18,12 +18,6 @@ def test_vectors_of_texts_and_of_lines_are_one_object(router, endpoint, capsys, 
     assert told == {"model": "m", "vectors": [[0.0, 0.5], [1.0, 0.5], [2.0, 0.5]], "prompt_tokens": 7}
 
 
-def test_what_is_left_out_is_the_models_choice(router, endpoint, capsys):
-    assert main(["embed", "--endpoint", endpoint, "one"]) == 0
-    [asked] = router.requests
-    assert not (asked.HasField("dimensions") or asked.HasField("normalize") or asked.pooling or asked.model)
-
-
 def test_scores_are_one_object(router, endpoint, capsys):
     words = ["score", "--endpoint", endpoint, "What?", "a", "b", "--method", "qwen3", "--instruction", "Find it"]
     assert main(words) == 0

@@ -82,11 +82,7 @@ def test_states_of_workers_and_sequences():
     waiting.state, waiting.owner = inference_pb2.REQUEST_STATE_QUEUED, ""
     last.sequences.append(waiting)
     lines = frame(view(1), last)
-    assert [line.split()[1] for line in lines if line.startswith("worker-")] == [
-        "available",
-        "draining",
-        "lost",
-        "unavailable",
-    ]
+    states = [line.split()[1] for line in lines if line.startswith("worker-")]
+    assert states == ["available", "draining", "lost", "unavailable"]
     assert any("moving" in line and "worker-0 > worker-1" in line for line in lines)
     assert any("waiting" in line and "request-1" in line for line in lines)
