@@ -5,8 +5,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from guard.processes import exists
@@ -37,15 +35,13 @@ def test_inside_a_c_function():
         ctypes.{library}(None).pthread_mutex_lock(mutex)
 """
 
-Written = Callable[..., list[str]]
-
 
 @pytest.fixture
-def written(tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch) -> Written:
+def written(tmp_path, root, monkeypatch):
     """Writes a test file, and returns the command that runs it under the hooks."""
     monkeypatch.setenv("PYTHONPATH", str(root / "tests" / "support"))
 
-    def write(source: str, end_after: float = 60) -> list[str]:
+    def write(source, end_after=60):
         (tmp_path / "pytest.ini").write_text(INI.format(end_after=end_after))
         (tmp_path / "conftest.py").write_text('pytest_plugins = ("guard.hooks",)\n')
         (tmp_path / "test_it.py").write_text(BEGIN + source)
@@ -54,11 +50,11 @@ def written(tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch) -> Writ
     return write
 
 
-def started(folder: Path) -> list[int]:
+def started(folder):
     return [int(pid) for pid in (folder / "pids").read_text().split()]
 
 
-def outcomes(output: str) -> dict[str, set[str]]:
+def outcomes(output):
     """By test, the words of pytest's summary."""
     found: dict[str, set[str]] = {}
     for word, name in re.findall(r"^(PASSED|FAILED|ERROR) \S*test_it\.py::test_(\w+)", output, re.MULTILINE):
@@ -114,7 +110,7 @@ def test_is_interrupted_as_in_a_terminal():
 """
 
 
-def test_no_process_outlives_its_test_and_every_test_ends(written: Written, tmp_path: Path) -> None:
+def test_no_process_outlives_its_test_and_every_test_ends(written, tmp_path):
     in_a_script = ["sh", "-c", "trap '' INT; exec \"$@\"", "sh"]  # what `nohup make test &` is there: SIGINT is ignored
     command = [*in_a_script, *written(MISBEHAVING)]
     done = subprocess.run(command, capture_output=True, text=True)
@@ -136,23 +132,8 @@ def test_no_process_outlives_its_test_and_every_test_ends(written: Written, tmp_
     assert re.search(r"test_waits_for_a_child_on_its_way_out is overdue; killing .*: \d+ \S+python", done.stderr)
 
 
-@pytest.mark.long
-def test_a_worker_of_xdist_may_wait_for_the_others_at_its_end(written: Written) -> None:
-    source = """
-@pytest.mark.parametrize("seconds", [0, 0, 0, 9])
-@pytest.mark.timeout(60)
-def test_takes(seconds):
-    time.sleep(seconds)
-"""
-    command = [*written(source, end_after=0.5), "-n2", "-o", "timeout=5"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "4 passed" in done.stdout
-    assert "watchdog: " not in done.stderr
-
-
 @pytest.mark.parametrize("library", ["CDLL", "PyDLL"])  # the second holds the interpreter's lock
-def test_a_test_that_nothing_can_end_ends_the_run(written: Written, tmp_path: Path, library: str) -> None:
+def test_a_test_that_nothing_can_end_ends_the_run(written, tmp_path, library):
     command = written(DEADLOCK.replace("{library}", library), end_after=0.5)
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == -signal.SIGABRT
@@ -172,7 +153,7 @@ def test_waits(resource):
 """
 
 
-def test_a_run_that_is_told_to_end_ends_in_order(written: Written, tmp_path: Path) -> None:
+def test_a_run_that_is_told_to_end_ends_in_order(written, tmp_path):
     command = written(WAITING)
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as run:
         while not (tmp_path / "pids").exists() or not started(tmp_path):

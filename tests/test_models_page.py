@@ -62,7 +62,7 @@ NOT_REFUSED_BY_DEFAULT: dict[str, dict[str, Any]] = {  # or not to be made by de
 }
 
 
-def listed(text: str) -> dict[str, list[str]]:
+def listed(text):
     """The names in backquotes of each list, by the title that stands before the list in a comment."""
     return {title: NAME.findall(block or line) for title, block, line in LIST.findall(text)}
 
@@ -71,7 +71,7 @@ PAGE = listed((ROOT / "docs/models.md").read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize("title", EXPECTED)
-def test_a_list_of_the_page_is_that_of_the_code(title: str) -> None:
+def test_a_list_of_the_page_is_that_of_the_code(title):
     names = PAGE[title]
     assert len(names) == len(set(names)), "a name stands there twice"
     assert not set(names) - EXPECTED[title], "the page has names that the code does not have"
@@ -79,23 +79,15 @@ def test_a_list_of_the_page_is_that_of_the_code(title: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for title in REFUSED for name in PAGE[title]])
-def test_a_type_that_the_page_calls_refused_is_refused_by_its_configuration(name: str) -> None:
+def test_a_type_that_the_page_calls_refused_is_refused_by_its_configuration(name):
     """By the one that Transformers makes of nothing, which is that of a published model, or near it."""
     config = CONFIG_MAPPING[name](**NOT_REFUSED_BY_DEFAULT.get(name, {})).to_dict()
     with pytest.raises(BadModel, match=f"^it: {name}"):
         refuse_unservable("it", json.loads(json.dumps(config)))
 
 
-def test_every_causal_language_model_of_transformers_stands_in_one_list() -> None:
+def test_every_causal_language_model_of_transformers_stands_in_one_list():
     """A newer Transformers has more of them: whoever upgrades it looks at each, and says what comes of it."""
+    assert set(PAGE) == {*EXPECTED, *BY_CONFIGURATION}
     count = Counter(name for title in (*SERVED, *REFUSED) for name in PAGE[title])
     assert {name: count[name] for name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES if count[name] != 1} == {}
-
-
-def test_every_list_is_compared() -> None:
-    assert set(PAGE) == {*EXPECTED, *BY_CONFIGURATION}
-
-
-def test_a_list_ends_with_its_line_or_paragraph() -> None:
-    text = "<!-- names: a -->\n`x`, `y_1`\n`z-2.0` and `no name`\n\n`w`\n| b | <!-- names: b --> `v` |\n| c | `u` |\n"
-    assert listed(text) == {"a": ["x", "y_1", "z-2.0"], "b": ["v"]}
