@@ -18,40 +18,30 @@ def texts(chunks):
     return found
 
 
-async def test_an_answer_is_what_grpc_answers(world, call, oracle):
+async def test_an_answer_is_what_grpc_answers_whole_and_in_chunks(world, call, oracle):
     await world.start()
     answer = await call("POST", PATH, {**GREEDY, "return_token_ids": True})
     ((tokens, text, _),) = oracle.outputs(PROMPT, SamplingParams(temperature=0.0, max_tokens=40))
     assert answer.status == 200
     found = answer.object
     assert found["object"] == "text_completion"
-    assert found["id"] == answer.headers["x-request-id"]
-    assert found["id"].startswith("cmpl-")
+    assert found["id"] == answer.headers["x-request-id"] and found["id"].startswith("cmpl-")
+    (model,) = world.routers[0].models.list_models()
+    assert found["system_fingerprint"] == model.fingerprint
     shown = {"prompt_token_ids": PROMPT, "token_ids": list(tokens)}
     assert found["choices"] == [{"index": 0, "text": text, "logprobs": None, "finish_reason": "length", **shown}]
-    assert found["usage"] == {
-        "prompt_tokens": len(PROMPT),
-        "completion_tokens": 40,
-        "total_tokens": len(PROMPT) + 40,
-        "prompt_tokens_details": {"cached_tokens": 0},
-    }
-
-
-async def test_a_stream_is_the_same_answer_in_chunks(world, call, oracle):
-    await world.start()
-    body = {**GREEDY, "stream": True, "stream_options": {"include_usage": True}}
-    answer = await call("POST", PATH, body)
+    counted = {"prompt_tokens": len(PROMPT), "completion_tokens": 40, "total_tokens": len(PROMPT) + 40}
+    assert found["usage"] == {**counted, "prompt_tokens_details": {"cached_tokens": 0}}
+    answer = await call("POST", PATH, {**GREEDY, "stream": True, "stream_options": {"include_usage": True}})
     *chunks, last = answer.chunks
-    ((_, text, _),) = oracle.outputs(PROMPT, SamplingParams(temperature=0.0, max_tokens=40))
     assert answer.headers["content-type"].startswith("text/event-stream")
     assert texts(chunks) == {0: text}
     assert {chunk["id"] for chunk in chunks} == {answer.headers["x-request-id"]}
-    assert [chunk["choices"][0]["finish_reason"] for chunk in chunks if chunk["choices"][0]["finish_reason"]] == [
-        "length"
-    ]
+    assert {chunk["system_fingerprint"] for chunk in chunks} == {model.fingerprint}
+    finishes = [chunk["choices"][0]["finish_reason"] for chunk in chunks]
+    assert finishes == [None] * (len(chunks) - 1) + ["length"]
     assert all(chunk["usage"] is None for chunk in chunks)
-    assert last["choices"] == []
-    assert last["usage"]["completion_tokens"] == 40
+    assert (last["choices"], last["usage"]["completion_tokens"]) == ([], 40)
     plain = await call("POST", PATH, {**GREEDY, "stream": True})
     assert all("usage" not in chunk for chunk in plain.chunks)
 
@@ -71,13 +61,14 @@ async def test_branches_seeds_and_stops_are_those_of_grpc(world, call, oracle, s
 
 async def test_a_text_prompt_is_echoed(world, call):
     await world.start()
-    answer = (await call("POST", PATH, {"prompt": "Once é", "temperature": 0, "max_tokens": 8})).object
-    echoed = (await call("POST", PATH, {"prompt": ["Once é"], "temperature": 0, "max_tokens": 8, "echo": True})).object
+    asked = {"prompt": ["Once é"], "temperature": 0, "max_tokens": 8}
+    answer = (await call("POST", PATH, asked)).object
+    echoed = (await call("POST", PATH, {**asked, "echo": True})).object
     assert echoed["choices"][0]["text"] == "Once é" + answer["choices"][0]["text"]
-    streamed = await call(
-        "POST", PATH, {"prompt": "Once é", "temperature": 0, "max_tokens": 8, "echo": True, "stream": True}
-    )
+    streamed = await call("POST", PATH, {**asked, "echo": True, "stream": True})
     assert texts(streamed.chunks) == {0: echoed["choices"][0]["text"]}
+    cut = (await call("POST", PATH, {"prompt": "abcdef", "echo": True, "truncate_prompt_tokens": 2})).object
+    assert cut["choices"][0]["text"].startswith("ef")
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -85,21 +76,13 @@ async def test_log_probabilities_have_the_shape_of_completions(world, call, stre
     await world.start()
     body = {"prompt": "Once", "temperature": 0, "max_tokens": 6, "logprobs": 2, "stream": stream}
     answer = await call("POST", PATH, body)
-    shown = (
-        [chunk["choices"][0]["logprobs"] for chunk in answer.chunks]
-        if stream
-        else [answer.object["choices"][0]["logprobs"]]
-    )
+    shown = [each["choices"][0]["logprobs"] for each in (answer.chunks if stream else [answer.object])]
     joined = {name: [value for part in shown for value in part[name]] for name in shown[0]}
-    assert {name: len(values) for name, values in joined.items()} == dict.fromkeys(
-        ("tokens", "token_logprobs", "top_logprobs", "text_offset"), 6
-    )
-    assert joined["text_offset"][0] == 0
-    assert joined["text_offset"] == sorted(joined["text_offset"])
+    names = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
+    assert {name: len(values) for name, values in joined.items()} == dict.fromkeys(names, 6)
+    assert joined["text_offset"][0] == 0 and joined["text_offset"] == sorted(joined["text_offset"])
     for name, logprob, top in zip(joined["tokens"], joined["token_logprobs"], joined["top_logprobs"], strict=True):
-        assert logprob <= 0
-        assert top[name] == logprob
-        assert 2 <= len(top) <= 3
+        assert top[name] == logprob <= 0 and 2 <= len(top) <= 3
 
 
 async def test_a_prompt_is_scored_without_output(world, call):
@@ -168,13 +151,11 @@ async def test_what_is_no_object_is_refused(world, call):
 
 async def test_large_bodies_are_refused_unread(world, connect):
     await world.start()
-    for headers in ({"content-length": str(5 * 2**20)}, {"transfer-encoding": "chunked"}):
+    for header in (f"content-length: {5 * 2**20}", "transfer-encoding: chunked"):
         connection = await connect()
-        head = "".join(
-            f"{name}: {value}\r\n" for name, value in [*headers.items(), ("content-type", "application/json")]
-        )
-        connection.writer.write(f"POST {PATH} HTTP/1.1\r\nhost: localhost\r\n{head}\r\n".encode())
-        if "transfer-encoding" in headers:
+        head = f"host: localhost\r\n{header}\r\ncontent-type: application/json\r\n\r\n"
+        connection.writer.write(f"POST {PATH} HTTP/1.1\r\n{head}".encode())
+        if "chunked" in header:
             for _ in range(72):
                 connection.writer.write(b"10000\r\n" + b" " * 65536 + b"\r\n")
         answer = await connection.answer()
@@ -182,22 +163,24 @@ async def test_large_bodies_are_refused_unread(world, connect):
         assert "4194304 bytes" in answer.error["message"]
 
 
-async def test_a_full_queue_is_429_with_delay(world, call, connect):
-    await world.start(router={"max_queued_requests": 1})
-    world.routers[0].dispatcher._room_left = lambda model: 0
-    (await connect()).send("POST", PATH, GREEDY)
-    await world.until(lambda: len(world.state.queue) == 1)
-    answer = await call("POST", PATH, GREEDY)
-    assert (answer.status, answer.error["type"], answer.error["code"]) == (429, "rate_limit_error", "queue_full")
-    assert int(answer.headers["retry-after"]) >= 1
-
-
-async def test_a_deadline_ends_the_request(world, call):
-    await world.start()
+async def test_statuses_say_whether_and_when_to_come_back(world, call, connect):
+    router = await world.router(max_queued_requests=1)
+    away = await call("POST", PATH, GREEDY)
+    assert (away.status, away.error["type"]) == (503, "server_error")
+    assert int(away.headers["retry-after"]) >= 1
+    assert int(away.headers["retry-after-ms"]) == 3000  # OpenAI's clients try twice more
+    await world.worker()
+    await world.ready()
     late = await call("POST", PATH, GREEDY, x_request_timeout_ms="0.001")
     assert (late.status, late.error["code"]) == (504, "deadline_exceeded")
     wrong = await call("POST", PATH, GREEDY, x_request_timeout_ms="soon")
     assert (wrong.status, wrong.error["param"]) == (400, "x-request-timeout-ms")
+    router.dispatcher._room_left = lambda model: 0
+    (await connect()).send("POST", PATH, GREEDY)
+    await world.until(lambda: len(world.state.queue) == 1)
+    full = await call("POST", PATH, GREEDY)
+    assert (full.status, full.error["type"], full.error["code"]) == (429, "rate_limit_error", "queue_full")
+    assert int(full.headers["retry-after"]) >= 1
 
 
 async def test_a_name_makes_a_retry_safe(world, call):
@@ -217,12 +200,3 @@ async def test_silence_is_filled_with_comments(world, connect, monkeypatch):
     answer = await connection.answer()
     assert b"\n\n: the request waits\n\n" in b"\n\n" + answer.body
     assert len(texts(answer.chunks)) == 1
-
-
-async def test_statuses_say_whether_to_come_back(world, call, make_world):
-    await world.router()
-    answer = await call("POST", PATH, GREEDY)
-    assert answer.status == 503
-    assert answer.error["type"] == "server_error"
-    assert int(answer.headers["retry-after"]) >= 1
-    assert int(answer.headers["retry-after-ms"]) == 3000  # OpenAI's clients try twice more

@@ -11,7 +11,6 @@ from lazily import lazily
 from gpu_worker.pooling.vectors import vector_of
 from gpu_worker.scheduling.state.pooling import PoolingEnd
 from gpu_worker.testing.fake_runner import fold, state_vector
-from octavo.client import AsyncClient
 from octavo.pooling.params import PoolingParams
 from octavo.pooling.vectors import cosine
 
@@ -111,23 +110,13 @@ async def test_unknown_fields_are_named_where_a_router_only_warns(world: Any, te
         assert (status, headers.get("x-octavo-ignored-fields")) == (200, "nobody_knows"), path
 
 
-async def test_a_call_ends_with_its_time_or_its_client(world: Any) -> None:
-    await world.start(1, step_s=0.05, max_batch_tokens=64, max_batch_sequences=8)
+async def test_a_call_ends_with_its_time_or_its_client(world: Any, client: Any) -> None:
+    world.runners[0].step_s = 0.05
     body = {"input": [[1, 2, 3, i] for i in range(400)]}
     status, found = await post(world, "/v1/embeddings", body, x_request_timeout_ms="300")
     assert (status, found["error"]["code"]) == (504, "deadline_exceeded")
     gate = world.routers[0].pooling.gate
-    async with openai.AsyncOpenAI(base_url=f"http://{world.routers[0].http_endpoint}/v1", api_key="x") as client:
-        task = asyncio.create_task(client.embeddings.create(model="fake", input=body["input"]))
-        await world.until(lambda: gate.num_prompts)
-        task.cancel()
+    task = asyncio.create_task(client.embeddings.create(model="fake", input=body["input"]))
+    await world.until(lambda: gate.num_prompts)
+    task.cancel()
     await world.until(lambda: not gate.num_prompts and not world.workers[0].workload.sequences)
-
-
-async def test_the_sdk_has_both(world: Any) -> None:
-    await world.start(2)
-    client: AsyncClient = world.client()
-    found = await client.embed(["Hello", list(b"Hi")], dimensions=3)
-    assert found.vectors == [expected("Hello", dimensions=3), expected("Hi", dimensions=3)]
-    assert (found.model, found.prompt_tokens) == ("fake", 7)
-    assert (await client.score("q", ["a"])).scores == [cosine(expected("q"), expected("a"))]
