@@ -243,7 +243,6 @@ PAGE = Path(__file__).resolve().parents[3] / "docs/pictures.md"
 
 
 async def test_the_example_of_the_page_runs_with_openais_own_package(world, templates, tmp_path, monkeypatch, capsys):
-    """And its errors name the fields."""
     await start(world)
     code = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)[0]
     code = code.replace("127.0.0.1:58051", world.routers[0].http_endpoint).replace("Qwen2.5-VL-3B-Instruct", "witness")
@@ -253,16 +252,5 @@ async def test_the_example_of_the_page_runs_with_openais_own_package(world, temp
     await asyncio.to_thread(exec, compile(code, str(PAGE), "exec"), found)
     shown = [shown_in(world, found[name].id)[1] for name in ("first", "again")]
     assert shown[0] == shown[1] != ""
-    client, openai = found["client"], found["openai"]
-    parts = [{"type": "input_image", "file_id": "file-1", "detail": "auto"}]
-    for wrong, field in (
-        (parts, "input[0].content[0].file_id"),
-        ([{"type": "input_image", "image_url": "data:image/png;base64,?"}], "input[0].content[0].image_url"),
-    ):
-        with pytest.raises(openai.BadRequestError) as caught:
-            await asyncio.to_thread(
-                client.responses.create, model="witness", input=[{"role": "user", "content": wrong}]
-            )
-        assert caught.value.param == field
-    client.close()
+    found["client"].close()
     assert capsys.readouterr().out

@@ -64,28 +64,6 @@ async def test_a_named_or_kept_request_goes_on(world, connect, call, text, kept)
     assert answer.object["choices"][0]["finish_reason"] == "length"
 
 
-@pytest.mark.parametrize("by_token", [True, False])
-async def test_another_router_goes_on_where_a_stream_broke(world, connect, call, text, by_token):
-    await world.start(routers=2, router={"grace_ms": 30_000})
-    connection, request_id, body = await begin(connect, world)
-    while len(text_of(body)) < 20:
-        body += await connection.chunk()
-    ending = world.routers[0]
-    ending.sessions.end_streams = lambda error: None  # as a router that is killed says nothing
-    ending._answers.close()
-    await ending._http_server.stop(0)
-    after = last_token(body) if by_token else len(text_of(body))
-    answer = await call("GET", f"/v1/requests/{request_id}?stream=true&after={after}", router=1)
-    if by_token:
-        assert text_of(body, answer.body) == text
-    else:
-        assert len(text_of(answer.body)) > 0
-    assert answer.headers["x-request-id"] == request_id
-    assert answer.chunks[-1]["usage"]["completion_tokens"] == 400
-    whole = await call("GET", f"/v1/requests/{request_id}?stream=true", router=1)
-    assert text_of(whole.body) == text
-
-
 async def test_an_ending_router_tells_its_streams(world, connect, call, text):
     await world.start(routers=2, step_s=0.003)
     connection, request_id, body = await begin(connect, world)

@@ -15,25 +15,17 @@ async def test_no_page_spends_the_machine(world: Any, call: Any) -> None:
     await world.start()
     for headers, status in [
         ({"content-type": "text/plain"}, 415),
-        ({"content-type": "application/x-www-form-urlencoded"}, 415),
-        ({"content-type": "text/plain", "origin": "http://evil.example"}, 403),
         ({"origin": "http://evil.example"}, 403),
         ({"host": "evil.example"}, 421),
-        ({"host": "evil.example", "origin": "http://evil.example"}, 421),
     ]:
         answer = await call("POST", PATH, BODY, **headers)
-        assert answer.status == status, headers
-        assert answer.error["message"]
+        assert answer.status == status and answer.error["message"], headers
     asked = {"origin": "http://evil.example", "access_control_request_method": "POST"}
     assert (await call("OPTIONS", PATH, **asked)).status == 403
-    assert (await call("GET", "/v1/models", host="evil.example:58051")).status == 421
     assert world.routers[0]._opener.num_sessions == 0
     assert not world.entries, "a request was accepted"
-    endpoint = world.routers[0].http_endpoint
-    status, headers, answer = await world.http(endpoint, PATH, BODY, method="POST")
-    assert status == 200
-    assert len(answer["choices"]) == 1
-    assert "access-control-allow-origin" not in headers
+    answer = await call("POST", PATH, BODY)
+    assert answer.status == 200 and "access-control-allow-origin" not in answer.headers
 
 
 async def test_with_keys_a_listed_page_may_have_any_name(world: Any, call: Any, tmp_path: Path) -> None:

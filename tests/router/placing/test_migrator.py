@@ -67,8 +67,8 @@ def moved(target):
     return MigrationReport(outcome=MigrationEnd.MOVED, epoch=2, target=target, num_blocks=3, num_sent_blocks=2)
 
 
-def stayed(error):
-    return lambda target: MigrationReport(outcome=MigrationEnd.STAYED, failure=error.failure(), target=target)
+def report_of(failure):
+    return lambda target: MigrationReport(outcome=MigrationEnd.STAYED, failure=failure, target=target)
 
 
 ENDED = MigrationReport(outcome=MigrationEnd.ENDED)
@@ -111,17 +111,24 @@ async def test_operators_hear_why_nothing_can_move(running):
 
 
 async def test_what_stayed_says_why(running):
-    for answer, raised, said in (
-        (stayed(CannotMove("it has beams", cause="beams")), CannotMove, "it has beams"),
-        (stayed(OutOfBlocks("full")), OutOfBlocks, "full"),
-        (stayed(Unreachable("the target does not answer")), Unreachable, "the target does not answer"),
-        (stayed(TransferFailed("corrupt", cause="CHECKSUM")), Unreachable, "corrupt"),
-        (MigrationReport(outcome=MigrationEnd.STAYED), Unreachable, "stayed"),
+    """A source that does not know the sequence, or not at this epoch, is asked again a few times, and no other one."""
+    gone = NotFound("target: the store knows no live worker", resource="worker", name="b")
+    for answer, count, raised, said in (
+        (CannotMove("it has beams", cause="beams").failure(), 1, CannotMove, "it has beams"),
+        (OutOfBlocks("full").failure(), 1, OutOfBlocks, "full"),
+        (Unreachable("the target does not answer").failure(), 1, Unreachable, "the target does not answer"),
+        (TransferFailed("corrupt", cause="CHECKSUM").failure(), 1, Unreachable, "corrupt"),
+        (None, 1, Unreachable, "stayed"),
+        (gone, 1, Unreachable, "no live worker"),
+        (TooManyMoves("4 sequences move"), 1, TooManyMoves, "4 sequences move"),
+        (NotFound("no such sequence here"), 3, Unreachable, "no such sequence here"),
+        (CannotMove("at another epoch", cause="epoch"), 3, CannotMove, "at another epoch"),
     ):
-        source = Source(running, answer)
+        asked_for = answer if isinstance(answer, Exception) else report_of(answer)
+        source = Source(running, *[asked_for] * count)
         with pytest.raises(raised, match=said):
             await source.migrate(source.other_links()[0])
-        assert len(source.asked) == 1
+        assert len(source.asked) == count
 
 
 async def test_what_cannot_be_asked_for(running):
@@ -153,21 +160,6 @@ async def test_a_request_that_waits_cannot_move(world):
     await task
 
 
-async def test_an_expired_named_target_does_not_answer(running):
-    gone = NotFound("target: the store knows no live worker", resource="worker", name="b")
-    source = Source(running, gone)
-    with pytest.raises(Unreachable, match="no live worker"):
-        await source.migrate(source.other_links()[0])
-    assert len(source.asked) == 1
-
-
-async def test_a_full_source_is_not_asked_again(running):
-    source = Source(running, TooManyMoves("4 sequences move"))
-    with pytest.raises(TooManyMoves):
-        await source.migrate()
-    assert len(source.asked) == 1
-
-
 async def test_a_sequence_moved_by_others_has_moved(running):
     source = Source(running)
     first, target = source.entry.record.owner, source.other_links()[0]
@@ -179,16 +171,6 @@ async def test_a_sequence_moved_by_others_has_moved(running):
     running.routers[0].pool.find_link(first).migrate = overtaken
     report = await source.migrate(target)
     assert (report.moved, report.epoch, report.target) == (True, 2, target.incarnation)
-
-
-async def test_an_ownerless_sequence_is_left_after_a_while(running):
-    source = Source(running, *[NotFound("no such sequence here")] * 3)
-    with pytest.raises(Unreachable, match="no such sequence here"):
-        await source.migrate()
-    source = Source(running, *[CannotMove("at another epoch", cause="epoch")] * 3)
-    with pytest.raises(CannotMove, match="at another epoch"):
-        await source.migrate()
-    assert len(source.asked) == 3
 
 
 @pytest.fixture(autouse=True)
@@ -226,6 +208,8 @@ async def test_each_sequence_moves_once_with_unchanged_outputs(world):
     router = await split(world, "prefill", "decode")
     links = by_role(router)
     client = world.client()
+    assert len((await client.complete([1, 2, 3], replace(OUTPUT, max_tokens=8))).outputs[0].token_ids) == 8
+    assert not world.asked, "one with few tokens to come stays"
     prompts = [[number, *range(50, 150)] for number in range(6)]
     tasks = [asyncio.create_task(client.complete(prompt, OUTPUT)) for prompt in prompts]
     completions = await asyncio.gather(*tasks)
@@ -247,11 +231,4 @@ async def test_no_request_is_refused_because_of_roles(world, roles):
     await split(world, *roles)
     completion = await world.client().complete([1, 2, 3], replace(OUTPUT, max_tokens=60))
     assert len(completion.outputs[0].token_ids) == 60
-    assert not world.asked
-
-
-async def test_one_with_few_tokens_to_come_stays(world):
-    await split(world, "prefill", "decode")
-    few = SamplingParams(temperature=0.0, max_tokens=8)
-    assert len((await world.client().complete([1, 2, 3], few)).outputs[0].token_ids) == 8
     assert not world.asked

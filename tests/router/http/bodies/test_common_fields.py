@@ -138,15 +138,14 @@ async def test_a_beam_search_has_the_name_of_vllm(world, call):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_log_probabilities_may_name_tokens_by_id(world, call, templates, stream):
+@pytest.mark.parametrize("path", [PATH, "/v1/chat/completions"])
+async def test_log_probabilities_may_name_tokens_by_id(world, call, templates, path, stream):
     await world.start()
+    body = {**COMPLETION, "logprobs": 1, "echo": True} if path == PATH else {**CHAT, "logprobs": True}
     more = {"n": 1, "return_token_ids": True, "return_tokens_as_token_ids": True, "stream": stream}
-    answers = await call("POST", PATH, {**COMPLETION, **more, "logprobs": 1, "echo": True})
-    choices = [each["choices"][0] for each in (answers.chunks if stream else [answers.object])]
-    named = [name for choice in choices if choice["logprobs"] for name in choice["logprobs"]["tokens"]]
-    tokens = PROMPT + [token for choice in choices for token in choice["token_ids"]]
+    answer = await call("POST", path, {**body, **more})
+    choices = [each["choices"][0] for each in (answer.chunks if stream else [answer.object])]
+    shown = [each["logprobs"] for each in choices if each["logprobs"]]
+    named = [name for each in shown for name in each.get("tokens") or [one["token"] for one in each["content"]]]
+    tokens = PROMPT * (path == PATH) + [token for choice in choices for token in choice["token_ids"]]
     assert named == [f"token_id:{token}" for token in tokens]
-    answers = await call("POST", "/v1/chat/completions", {**CHAT, **more, "logprobs": True})
-    choices = [each["choices"][0] for each in (answers.chunks if stream else [answers.object])]
-    named = [each["token"] for choice in choices if choice["logprobs"] for each in choice["logprobs"]["content"]]
-    assert named == [f"token_id:{token}" for choice in choices for token in choice["token_ids"]]

@@ -59,9 +59,18 @@ async def test_the_answer_names_them(world, call, stream):
     assert (refused.status, refused.error["param"]) == (400, "guided_json")
 
 
-async def test_a_router_may_warn_of_all(world, call):
+async def test_a_router_may_warn_of_all(world, call, templates):
     await world.start(router={"http_unknown_fields": "warn"})
     answer = await call("POST", PATH, {**BODY, **{f"f{i}": i for i in range(70)}})
     assert answer.status == 200
     assert answer.headers[HEADER].startswith("f0, f1, ")
     assert answer.headers[HEADER].endswith("f63, (and-6-more)")
+    for path, body in (
+        ("/v1/embeddings", {"input": "x"}),
+        ("/rerank", {"query": "q", "documents": ["a"]}),
+        ("/score", {"text_1": "a", "text_2": "b"}),
+        ("/v1/messages", {"max_tokens": 2, "messages": [{"role": "user", "content": "Hi"}]}),
+        ("/v1/responses", {"max_output_tokens": 2, "input": "Hi"}),
+    ):
+        answer = await call("POST", path, body | {"nobody_knows": 1})
+        assert (answer.status, answer.headers.get(HEADER)) == (200, "nobody_knows"), path

@@ -96,20 +96,6 @@ async def test_what_is_wrong_is_named(world: Any) -> None:
         assert (status, found["error"]["param"]) == (400, param), found
 
 
-async def test_unknown_fields_are_named_where_a_router_only_warns(world: Any, templates: Any) -> None:
-    await world.start(router={"http_unknown_fields": "warn"})
-    for path, body in (
-        ("/v1/embeddings", {"input": "x"}),
-        ("/rerank", {"query": "q", "documents": ["a"]}),
-        ("/score", {"text_1": "a", "text_2": "b"}),
-        ("/v1/messages", {"max_tokens": 2, "messages": [{"role": "user", "content": "Hi"}]}),
-        ("/v1/responses", {"max_output_tokens": 2, "input": "Hi"}),
-    ):
-        endpoint = world.routers[0].http_endpoint
-        status, headers, _ = await world.http(endpoint, path, body | {"nobody_knows": 1}, method="POST")
-        assert (status, headers.get("x-octavo-ignored-fields")) == (200, "nobody_knows"), path
-
-
 async def test_a_call_ends_with_its_time_or_its_client(world: Any, client: Any) -> None:
     world.runners[0].step_s = 0.05
     body = {"input": [[1, 2, 3, i] for i in range(400)]}
