@@ -10,7 +10,7 @@ import pytest
 
 from gpu_worker.pooling.vectors import vector_of
 from gpu_worker.scheduling.state.pooling import PoolingEnd
-from gpu_worker.testing.fake_runner import FakeRunner, fold, state_vector
+from gpu_worker.testing.fake_runner import fold, state_vector
 from octavo.net.security.api_keys import line_of, new_key
 from octavo.pooling.params import PoolingParams, PoolKind
 from octavo.pooling.vectors import cosine
@@ -87,16 +87,6 @@ async def test_a_worker_that_dies_costs_no_vector(world: Any) -> None:
     await world.until(lambda: not (dispatcher._tasks or dispatcher._shares or len(dispatcher._queue)))
 
 
-async def test_a_worker_that_drains_or_comes_late_costs_none_either(world: Any) -> None:
-    await world.start(1, step_s=0.02, max_batch_tokens=64, max_batch_sequences=8)
-    call = world.stub().Embed(request())
-    dispatcher = world.routers[0].pooling.dispatcher
-    await world.until(lambda: dispatcher.num_vectors["fake"] > 10)
-    await world._stop_worker(world.workers[0])
-    await world.worker(FakeRunner())
-    assert vectors(await call) == expected()
-
-
 async def test_a_prompt_that_kills_is_given_up_and_no_other(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The killers here are links that break: three workers "die" by whoever gets the prompt with token 999."""
     await world.start(2, max_batch_sequences=8)
@@ -133,19 +123,14 @@ async def test_what_is_wrong_is_refused_by_its_field(world: Any) -> None:
     stub = world.stub()
     for asked, field in (
         (request([]), "inputs"),
-        (request([[1]] * 2049), "inputs"),
         (request([[1], []]), "inputs[1]"),
-        (request([[1], [1000]]), "inputs[1]"),
         (request([[1] * 8192]), "inputs[0]"),
         (request([[1] * 8000] * 140), "inputs"),
         (request([[1]], dimensions=17), "dimensions"),
-        (request([[1]], dimensions=0), "dimensions"),
         (request([[1]], pooling=7), "pooling"),
         (inference_pb2.EmbedRequest(inputs=[inference_pb2.EmbedInput()]), "inputs[0]"),
         (inference_pb2.EmbedRequest(inputs=[inference_pb2.EmbedInput(text="")]), "inputs[0]"),
-        (inference_pb2.ScoreRequest(left=["a", "b"], right=["c"]), "left"),
         (inference_pb2.ScoreRequest(left=["a"], right=[]), "right"),
-        (inference_pb2.ScoreRequest(left=["a"], right=["b", ""]), "right[1]"),
         (inference_pb2.ScoreRequest(left=["a"], right=["b"], method="dot"), "method"),
         (inference_pb2.ScoreRequest(left=["a"], right=["b"], method="qwen3"), "method"),
         (inference_pb2.ScoreRequest(left=["a"], right=["b"], instruction="x" * 5000), "instruction"),

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from worker_views import idle_view
 
 from octavo.pooling.params import PoolingParams
 from octavo.request.errors import ServingError
@@ -30,23 +31,7 @@ class OneWorker:
         self.indexes = list[int]()
 
     def views(self, model: object) -> list[WorkerView]:
-        counts = dict.fromkeys(("queued_tokens", "num_running", "num_waiting", "dispatched_tokens"), 0)
-        return [
-            WorkerView(
-                WORKER,
-                self.worker_id,
-                self.available,
-                "",
-                **counts,
-                num_dispatched=0,
-                num_free_blocks=100,
-                num_cached_blocks=0,
-                num_blocks=100,
-                block_size=16,
-                max_batch_sequences=8,
-                context_tokens=1000,
-            )
-        ]
+        return [idle_view(self.worker_id, incarnation=WORKER, available=self.available, max_batch_sequences=8)]
 
     def find_link(self, incarnation: Incarnation) -> "OneWorker":
         return self
