@@ -1,7 +1,6 @@
 """Whatever a worker does, dies, hangs or refuses: no token is lost, doubled or changed, and every request ends."""
 
 import asyncio
-import json
 import time
 from dataclasses import replace
 
@@ -31,27 +30,21 @@ async def test_the_usage_tells_what_the_first_owner_had_cached(world, was_there)
     """It stays so when another worker goes on, which has nothing cached, or all."""
     await world.start(workers=2, routers=2, step_s=0.01)
     client, prompt = world.client(), list(range(3, 3 + 16 * 4))
-
-    def owner(name):
-        return next(each for each in world.workers if each.listener.incarnation == world.entry(name).record.owner)
-
     if was_there:
         await client.complete(prompt, GREEDY, request_id="before")
     stream, killed = client.generate([*prompt, 5], replace(GREEDY, max_tokens=120), request_id="s"), False
     async for event in stream:
         if event.first_index >= 5 and not killed:  # events may have several tokens
-            killed = True
-            assert not was_there or owner("s") is owner("before")
-            await world.kill(owner("s"))
+            killed, owner = True, world.entry("s").record.owner
+            assert not was_there or owner == world.entry("before").record.owner
+            await world.kill(next(each for each in world.workers if each.listener.incarnation == owner))
             if not was_there:
                 await world.client(1).complete(prompt, GREEDY, request_id="meanwhile")
         last = event
     assert world.entry("s").record.epoch > 1
     expected = len(prompt) if was_there else 0
-    assert last.finished.usage.cached_tokens == expected
-    assert (await client.get("s")).usage.cached_tokens == expected
-    async for event in world.client(1).attach("s"):
-        last = event
+    assert last.finished.usage.cached_tokens == (await client.get("s")).usage.cached_tokens == expected
+    *_, last = [event async for event in world.client(1).attach("s")]
     assert last.finished.usage.cached_tokens == expected
 
 
@@ -117,9 +110,8 @@ async def test_what_outgrows_a_worker_goes_to_a_larger(world, oracle, monkeypatc
 
 async def take_for(router, worker, popped):
     """Takes a sequence in the name of a worker that is not told."""
-    request = TakeRequest(
-        popped.record.seq_id, popped.record.epoch, worker.listener.incarnation, "dead", TakeReason.QUEUED
-    )
+    record, incarnation = popped.record, worker.listener.incarnation
+    request = TakeRequest(record.seq_id, record.epoch, incarnation, "dead", TakeReason.QUEUED)
     return await router.assigner.store.take_ownership(request)
 
 
@@ -189,34 +181,20 @@ async def test_a_bad_description_disturbs_no_other_member(world):
     await world.client().complete(PROMPT, GREEDY)
 
 
-@pytest.mark.parametrize("way", ["Generate", "Complete", "HTTP"])
+@pytest.mark.parametrize("way", ["Generate", "Complete"])
 async def test_a_repeated_request_waits_for_its_model(world, oracle, way):
     """Its model has no worker, so a new one would be refused."""
     await world.start(step_s=0.01, router={"grace_ms": 30_000})
     router, client, again = world.routers[0], world.client(), {"request_id": "again"}
-    body = {"prompt": PROMPT, "temperature": 0, "max_tokens": GREEDY.max_tokens, "return_token_ids": True, **again}
 
     async def tokens() -> tuple[int, ...]:
         if way == "Generate":
             return await gathered(client.generate(PROMPT, GREEDY, **again))
-        if way == "Complete":
-            return tuple((await client.complete(PROMPT, GREEDY, **again)).outputs[0].token_ids)
-        status, _, found = await world.http(router.http_endpoint, "/v1/completions", body, method="POST")
-        assert status == 200, found
-        return tuple(found["choices"][0]["token_ids"])
+        return tuple((await client.complete(PROMPT, GREEDY, **again)).outputs[0].token_ids)
 
-    if way == "HTTP":  # its body has other fields than the SDK's
-        host, _, port = router.http_endpoint.rpartition(":")
-        _, writer = await asyncio.open_connection(host, int(port))
-        sent = json.dumps(body)
-        head = "POST /v1/completions HTTP/1.1", "Host: localhost", "Content-Type: application/json"
-        writer.write("\r\n".join([*head, f"Content-Length: {len(sent)}", "", sent]).encode())
-        await world.until(lambda: any(entry.journals[0] for entry in world.entries))
-        writer.close()
-    else:
-        stream = client.generate(PROMPT, GREEDY, **again)
-        await anext(stream)
-        await stream.aclose()
+    stream = client.generate(PROMPT, GREEDY, **again)
+    await anext(stream)
+    await stream.aclose()
     await world.until(lambda: not router.sessions.seq_ids())  # the client has left
     await world._stop_worker(world.workers[0])
     await world.until(lambda: not router.models.list_models()[0].workers)
