@@ -29,9 +29,10 @@ from octavo.text.tokenizers.byte_tokenizer import ByteTokenizer
 from octavo.v1 import admin_pb2_grpc, inference_pb2_grpc
 from octavo.wire.channel import open_channel
 from router.fleet import worker_link, worker_pool, worker_streams
-from router.fleet.model_registry import WorkerFacts
+from router.fleet.model_registry import ModelRegistry, WorkerFacts
 from router.placing import dispatcher
 from router.router import Router
+from router.streaming.request_preparer import RequestPreparer
 
 SECRET = b"s" * 32
 GREEDY = SamplingParams(temperature=0.0, max_tokens=60)
@@ -318,6 +319,18 @@ def hello() -> Callable[..., WorkerFacts]:
             "device": "cpu",
         }
         return WorkerFacts(**{**usual, **different})
+
+    return make
+
+
+@pytest.fixture
+def make_preparer(hello: Callable[..., WorkerFacts]) -> Callable[..., Awaitable[RequestPreparer]]:
+    """Makes the preparer of a router that knows one worker; keyword arguments change what that says of itself."""
+
+    async def make(**different: object) -> RequestPreparer:
+        models = ModelRegistry()
+        await models.add_worker(hello("w", **different))
+        return RequestPreparer(models, Incarnation("router"))
 
     return make
 

@@ -129,14 +129,6 @@ def test_an_output_is_calls_or_json_of_the_schema(name: str):
         assert json.loads(answered["content"]).keys() == {"age"} and not answered.get("tool_calls")
 
 
-def test_a_call_that_must_come_needs_an_output_of_no_other_form():
-    division = Division(read_choice("required", SCHEMAS, True), DEFAULT, None)
-    as_json = calls_grammar(division, {}, Constraint(Shape.JSON_OBJECT))
-    assert as_json == calls_grammar(division, {}, None)  # the schema is of an answer, and none comes
-    with pytest.raises(InvalidArgument, match="regex"):
-        calls_grammar(division, {}, Constraint(Shape.REGEX, "a*"))
-
-
 @pytest.mark.parametrize("grammar_of", [forced_grammar, strict_grammar])
 def test_a_call_has_no_argument_that_its_schema_does_not_name(grammar_of):
     schema = {"properties": {"days": {"type": "integer", "minimum": 1, "maximum": 9}}}
@@ -160,10 +152,17 @@ def test_reasoning_may_stand_before_a_forced_call(inside: bool):
     assert_valid(message["tool_calls"])
 
 
-def test_json_stands_after_reasoning_that_the_prompt_has_begun():
+def test_an_output_has_one_form():
+    """A call that must come needs an output of no other form; JSON stands after reasoning that the prompt has begun."""
+    division = Division(read_choice("required", SCHEMAS, True), DEFAULT, None)
+    as_json = calls_grammar(division, {}, Constraint(Shape.JSON_OBJECT))
+    assert as_json == calls_grammar(division, {}, None)  # the schema is of an answer, and none comes
+    with pytest.raises(InvalidArgument, match="regex"):
+        calls_grammar(division, {}, Constraint(Shape.REGEX, "a*"))
     division = Division(None, None, REASONING["think"], begins_inside=True)
     grammar = calls_grammar(division, {}, Constraint(Shape.JSON_SCHEMA, '{"enum": [7]}'))
-    message = division.message("r", 0).whole(Writer(grammar).write(random.Random(2), "So {it} is.</think>\n\n"), STOP)
+    text = Writer(grammar).write(random.Random(2), "So {it} is.</think>\n\n")
+    message = division.message("r", 0).whole(text, STOP)
     assert (message["reasoning"], message["content"]) == ("So {it} is.", "7")
 
 

@@ -69,21 +69,23 @@ async def test_a_background_response_runs_alone_and_is_cancelled_and_deleted(wor
 async def test_a_conversation_goes_on_from_any_router(world, call, templates, monkeypatch):
     monkeypatch.setattr(ByteTokenizer, "chat_template", "<think> {{ messages }}", raising=False)
     await world.start(routers=2)
-    first = (await call("POST", PATH, {**ASKED, "instructions": "Be brief", "metadata": {"a": "b"}})).object
+    long = "Hi " * 20
+    asked = {**ASKED, "input": long, "instructions": "Be brief", "metadata": {"a": "b"}}
+    first = (await call("POST", PATH, asked)).object
     assert len(templates) == 1, "it is tokenized once"
     text = first["output"][0]["content"][0]["text"]
     asked = {**ASKED, "input": "And?", "previous_response_id": first["id"]}
     second = (await call("POST", PATH, asked, router=1)).object
     assert second["previous_response_id"] == first["id"]
     assert (first["metadata"], second["metadata"]) == ({"a": "b"}, {})
-    cached = [each["usage"]["input_tokens_details"]["cached_tokens"] for each in (first, second)]
+    asked = {**ASKED, "input": "So?", "previous_response_id": second["id"], "max_output_tokens": 3}
+    third = (await call("POST", PATH, asked)).object
+    cached = [each["usage"]["input_tokens_details"]["cached_tokens"] for each in (first, third)]
     assert cached[0] == 0 < cached[1]
-    assert (await call("GET", f"{PATH}/{second['id']}")).object == second
-    third = {**ASKED, "input": "So?", "previous_response_id": second["id"], "max_output_tokens": 3}
-    await call("POST", PATH, third)
-    assert templates[0].messages == [("system", "Be brief"), ("user", "Hi")]
+    assert (await call("GET", f"{PATH}/{third['id']}", router=1)).object == third
+    assert templates[0].messages == [("system", "Be brief"), ("user", long)]
     again = second["output"][0]["content"][0]["text"]
-    turns = [("user", "Hi"), ("assistant", text), ("user", "And?"), ("assistant", again), ("user", "So?")]
+    turns = [("user", long), ("assistant", text), ("user", "And?"), ("assistant", again), ("user", "So?")]
     assert templates[-1].messages == turns
     items = (await call("GET", f"{PATH}/{second['id']}/input_items")).object
     assert [item["content"][0]["text"] for item in items["data"]] == ["And?"]
