@@ -10,7 +10,6 @@ from effort import patience
 
 from gpu_worker.testing.fake_runner import FakeRunner
 from octavo.request.errors import NoTokenizer
-from octavo.request.hashing import block_hashes, root_key
 from octavo.request.sampling import FinishReason, SamplingParams
 from octavo.v1 import inference_pb2, types_pb2
 from octavo.wire.public import sampling_to_wire
@@ -54,23 +53,6 @@ async def test_every_token_has_its_log_probability(world):
             assert [score.chosen.token_id for score in output.logprobs] == list(output.token_ids)
             assert all(len(score.top) == 2 for score in output.logprobs)
             assert len(completion.prompt_logprobs) == len(PROMPT) - 1
-
-
-async def test_cached_prefixes_attract_and_are_reported(world):
-    await world.start(workers=3)
-    client, router = world.client(), world.routers[0]
-    prompt = list(range(5, 5 + 16 * 8))
-    first = await client.complete(prompt, replace(GREEDY, max_tokens=4))
-    assert first.usage.cached_tokens == 0
-    index, root = router.pool.kv_index, root_key("fake-1000-False", "fake-16")
-    warm = world.entry(first.request_id).record.owner
-    await world.until(lambda: warm in index.find_hits(block_hashes(root, prompt, 16)))
-    links = router.pool.links.values()
-    for tail in range(6):
-        await world.until(lambda: all(link.load.num_running + link.load.num_prefill_tokens == 0 for link in links))
-        completion = await client.complete([*prompt, tail], replace(GREEDY, max_tokens=4))
-        assert world.entry(completion.request_id).record.owner == warm
-        assert completion.usage.cached_tokens == len(prompt)
 
 
 @pytest.mark.parametrize(

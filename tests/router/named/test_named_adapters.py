@@ -3,7 +3,6 @@
 import asyncio
 import json
 import logging
-import time
 from dataclasses import replace
 
 import pytest
@@ -97,22 +96,6 @@ async def test_what_a_router_refuses(world, folders, tmp_path, monkeypatch):
     request = inference_pb2.GenerateRequest(lora="b", text="x")
     with pytest.raises(NotFound, match="lora: no adapter 'b' here"):
         await world.routers[0].inference.preparer.prepare(request)
-
-
-async def test_one_is_read_at_a_time(world, folders, monkeypatch):
-    await start(world, workers=1, routers=1)
-    reading, most = [], []
-
-    def read(path):
-        reading.append(path)
-        most.append(len(reading))
-        time.sleep(0.05)
-        return read_lora(reading.pop())
-
-    monkeypatch.setattr(named_adapters, "read_lora", read)
-    adapters = world.routers[0].adapters
-    await asyncio.gather(*(adapters.add(f"a{number}", str(folder)) for number, folder in enumerate(folders)))
-    assert most == [1, 1, 1]
 
 
 async def test_an_adapter_goes_where_it_is_in_memory(world, folders):

@@ -83,14 +83,6 @@ async def running(world):
     await world.abandon(tasks)
 
 
-async def test_the_owner_moves_it_to_the_named_worker(running):
-    source = Source(running, moved)
-    owner, target = source.entry.record.owner, source.other_links()[1]
-    report = await source.migrate(target)
-    assert source.asked == [(owner, target.incarnation)]
-    assert (report.moved, report.target, report.num_sent_blocks) == (True, target.incarnation, 2)
-
-
 async def test_operators_hear_why_nothing_can_move(running):
     source = Source(running)
     for link in source.other_links():

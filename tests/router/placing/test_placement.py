@@ -15,7 +15,6 @@ from router.placing.placement import (
     FILE_CREDIT,
     HOST_CREDIT,
     choose_worker,
-    find_prefix_owner,
     room_left,
 )
 
@@ -96,15 +95,6 @@ def test_credits_the_host_pool_and_files_in_part() -> None:
     credits_of_d = 32 + HOST_CREDIT * 16 + FILE_CREDIT * 48
     assert costs == {"a": 36 - HOST_CREDIT * 32, "b": 100 - HOST_CREDIT * 96, "c": 100, "d": 100 - credits_of_d}
     assert {c.worker_id: c.host_hit_tokens for c in candidates} == {"a": 32, "b": 96, "c": 0, "d": 64}
-
-
-def test_a_prompt_goes_where_its_prefix_is_in_files_unless_it_is_in_memory_elsewhere() -> None:
-    hits = {Incarnation("i-b"): HitCounts(0, 0, 960)}
-    assert (chosen := choose_worker(1000, hits, [idle("a"), idle("b"), idle("c")]).worker) and chosen.worker_id == "b"
-    hits[Incarnation("i-c")] = HitCounts(960)
-    assert (chosen := choose_worker(1000, hits, [idle("a"), idle("b"), idle("c")]).worker) and chosen.worker_id == "c"
-    hint = find_prefix_owner(idle("b"), 1000, hits, [idle("a"), idle("b"), idle("c")])
-    assert hint is not None and hint.owner == "i-c", "whether its own files are quicker is for the worker to say"
 
 
 def test_prefers_a_prefix_before_a_short_queue() -> None:

@@ -8,7 +8,6 @@ from gpu_worker.testing.fake_runner import FakeRunner
 from octavo.request.sampling import SamplingParams
 from router.fleet.progress_calls import MigrationEnd, MigrationReport
 from router.placing import rebalancer, rebalancing
-from router.placing.rebalancing import find_overloaded
 
 LONG = SamplingParams(temperature=0.0, max_tokens=4000)
 COUNT = 8
@@ -24,14 +23,14 @@ class Uneven:
     """A world in which one worker runs COUNT sequences and two run none. What is asked for goes to `asked`."""
 
     def __init__(self, world):
-        self.world, self.asked, self.answers, self.may_end = world, [], None, asyncio.Event()
+        self.world, self.asked, self.may_end = world, [], asyncio.Event()
         self.may_end.set()
 
-    async def begin(self, *rebalance):
+    async def begin(self, num_routers):
         for _ in range(3):
             await self.world.worker(FakeRunner(step_s=0.01), lease_ms=10_000)
-        for wanted in rebalance:
-            await self.world.router(rebalance=wanted, lease_ms=10_000)  # none is the next one by a late renewal
+        for _ in range(num_routers):
+            await self.world.router(rebalance=True, lease_ms=10_000)  # none is the next one by a late renewal
         await self.world.ready()
         self.busy = self.world.workers[0].listener.incarnation
         for router in self.world.routers:
@@ -51,28 +50,21 @@ class Uneven:
         async def migrate(seq_id, epoch, target, *, during_prefill=False):
             self.asked.append((router, seq_id, link.incarnation, target))
             await self.may_end.wait()
-            if self.answers is not None:
-                return MigrationReport(outcome=MigrationEnd.STAYED, failure=self.answers.failure())
             return MigrationReport(outcome=MigrationEnd.MOVED, epoch=epoch + 1, target=target)
 
         return migrate
-
-    async def end(self):
-        for task in self.tasks:
-            task.cancel()
-        await asyncio.gather(*self.tasks, return_exceptions=True)
 
 
 @pytest.fixture
 async def uneven(world):
     made = Uneven(world)
     yield made
-    await made.end()
+    await world.abandon(made.tasks)
 
 
 async def test_the_first_router_alone_moves_sequences(uneven, monkeypatch):
     monkeypatch.setattr(rebalancing, "REST_S", 1000.0)
-    await uneven.begin(True, True, True)
+    await uneven.begin(3)
     await uneven.world.until(lambda: len(uneven.asked) >= 2)
     await asyncio.sleep(0.3)
     first = min(uneven.world.routers, key=lambda router: router.incarnation)
@@ -84,7 +76,7 @@ async def test_the_first_router_alone_moves_sequences(uneven, monkeypatch):
 
 
 async def test_the_next_router_takes_over_after_a_rest(uneven, monkeypatch):
-    await uneven.begin(True, True)
+    await uneven.begin(2)
     first, second = sorted(uneven.world.routers, key=lambda router: router.incarnation)
     await uneven.world.until(lambda: uneven.asked)
     monkeypatch.setattr(rebalancer, "REST_S", 0.6)
@@ -94,18 +86,10 @@ async def test_the_next_router_takes_over_after_a_rest(uneven, monkeypatch):
     assert asyncio.get_running_loop().time() - ended > 0.5
 
 
-async def test_it_is_off_unless_asked_for(uneven):
-    await uneven.begin(False)
-    (router,) = uneven.world.routers
-    await uneven.world.until(lambda: find_overloaded(router.pool.snapshots()) == [uneven.busy])
-    await asyncio.sleep(0.5)
-    assert not uneven.asked
-
-
 async def test_what_goes_on_counts_as_moved(uneven):
     """While the two migrations are under way, the plan sees the loads that they will leave."""
     uneven.may_end.clear()
-    await uneven.begin(True)
+    await uneven.begin(1)
     (router,) = uneven.world.routers
     await uneven.world.until(lambda: len(uneven.asked) == 2)
     assert all(router.rebalancer._is_under_way(begun) for begun in router.rebalancer._begun)
