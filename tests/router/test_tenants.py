@@ -2,7 +2,6 @@
 
 import asyncio
 from pathlib import Path
-from typing import Any
 
 import grpc
 import pytest
@@ -44,7 +43,7 @@ def keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Keys:
 
 
 @pytest.fixture
-async def guarded(world: Any, keys: Keys) -> Any:
+async def guarded(world, keys):
     for _ in range(2):
         await world.worker(WitnessRunner(step_s=0.002), warm_up_ms=0)
     await world.router(api_keys=str(keys.file))
@@ -52,14 +51,14 @@ async def guarded(world: Any, keys: Keys) -> Any:
     return world
 
 
-def client_of(world: Any, key: str, router: int = 0) -> AsyncClient:
+def client_of(world, key, router=0):
     policy = RetryPolicy(progress_timeout_s=0.0)  # what is refused is told at once
     made = AsyncClient(world.routers[router].endpoint, credentials=ClientCredentials(api_key=key), policy=policy)
     world.stack.push_async_callback(made.close)
     return made
 
 
-async def test_no_method_of_inference_answers_without_a_key(guarded: Any, keys: Keys) -> None:
+async def test_no_method_of_inference_answers_without_a_key(guarded, keys):
     methods = inference_pb2.DESCRIPTOR.services_by_name["Inference"].methods
     wrong, stub = new_key(), guarded.stub()
     headers = ["", wrong, f"Bearer {wrong}", "Bearer ", "Bearer", f"Basic {keys.of['acme']}", keys.of["acme"]]
@@ -75,7 +74,7 @@ async def test_no_method_of_inference_answers_without_a_key(guarded: Any, keys: 
     assert (await stub.ListModels(inference_pb2.ListModelsRequest(), metadata=metadata)).models
 
 
-async def test_a_request_of_another_tenant_is_not_found(guarded: Any, keys: Keys) -> None:
+async def test_a_request_of_another_tenant_is_not_found(guarded, keys):
     """As if it had never been: also by its resume token, and although both tenants may use one request id."""
     acme, bolt = (client_of(guarded, keys.of[tenant]) for tenant in ("acme", "bolt"))
     stream = acme.generate(PROMPT, request_id="one", **LONG)  # it runs until it is cancelled
@@ -102,7 +101,7 @@ async def test_a_request_of_another_tenant_is_not_found(guarded: Any, keys: Keys
     await guarded.until(lambda: entry.record.cancel)
 
 
-async def test_operators_name_the_tenant(guarded: Any, keys: Keys) -> None:
+async def test_operators_name_the_tenant(guarded, keys):
     acme, index = client_of(guarded, keys.of["acme"]), guarded.routers[0].pool.kv_index
     for runner in guarded.runners:
         runner.step_s = 0.01
@@ -124,7 +123,7 @@ async def test_operators_name_the_tenant(guarded: Any, keys: Keys) -> None:
     await going
 
 
-async def test_prefixes_are_shared_within_a_tenant_alone(guarded: Any, keys: Keys) -> None:
+async def test_prefixes_are_shared_within_a_tenant_alone(guarded, keys):
     cached = {}
     for tenant in ("acme", "bolt"):
         client = client_of(guarded, keys.of[tenant])
@@ -135,7 +134,7 @@ async def test_prefixes_are_shared_within_a_tenant_alone(guarded: Any, keys: Key
     assert cached["acme", "again"] == cached["bolt", "again"] > 0
 
 
-async def test_a_prefix_is_for_a_tenant_that_has_a_key(guarded: Any) -> None:
+async def test_a_prefix_is_for_a_tenant_that_has_a_key(guarded):
     for tenant, said in (("acmee", "did you mean acme"), ("", "say whose it is for")):
         request = admin_pb2.AddPrefixRequest(name="sea", text="x" * 100, tenant=tenant)
         with pytest.raises(grpc.aio.AioRpcError) as refused:
@@ -144,7 +143,7 @@ async def test_a_prefix_is_for_a_tenant_that_has_a_key(guarded: Any) -> None:
         assert isinstance(error, InvalidArgument) and error.field == "tenant" and said in error.message
 
 
-async def test_changed_keys_count_at_once(guarded: Any, keys: Keys) -> None:
+async def test_changed_keys_count_at_once(guarded, keys):
     old, key = keys.of.pop("acme"), new_key()
     keys.of["core"] = key
     with pytest.raises(Unauthenticated):
@@ -158,7 +157,7 @@ async def test_changed_keys_count_at_once(guarded: Any, keys: Keys) -> None:
     assert await client_of(guarded, key).models()  # the last keys stay in force
 
 
-async def test_a_key_that_expires_ends_no_stream(guarded: Any, keys: Keys) -> None:
+async def test_a_key_that_expires_ends_no_stream(guarded, keys):
     """What runs goes on; what comes then is told that the key has expired."""
     acme = client_of(guarded, keys.of["acme"])
     stream = acme.generate(PROMPT, max_tokens=400, temperature=0.0, request_id="one")
@@ -169,7 +168,7 @@ async def test_a_key_that_expires_ends_no_stream(guarded: Any, keys: Keys) -> No
     assert len(first.token_ids) + sum([len(event.token_ids) async for event in stream]) == 400
 
 
-async def with_quotas(world: Any, file: Path, quotas: dict[str, TenantQuota], **settings: Any) -> dict[str, str]:
+async def with_quotas(world, file, quotas, **settings):
     """Starts two routers of one store; the keys of the tenants."""
     keys = {tenant: new_key() for tenant in quotas}
     file.write_text("".join(f"{line_of(t, keys[t], quota=quota)}\n" for t, quota in quotas.items()))
@@ -180,7 +179,7 @@ async def with_quotas(world: Any, file: Path, quotas: dict[str, TenantQuota], **
     return keys
 
 
-async def test_any_router_refuses_a_stream_too_many(world: Any, tmp_path: Path) -> None:
+async def test_any_router_refuses_a_stream_too_many(world, tmp_path):
     keys = await with_quotas(world, tmp_path / "keys", {"acme": TenantQuota(max_streams=1), "bolt": TenantQuota()})
     acme, elsewhere = (client_of(world, keys["acme"], router) for router in (0, 1))
     running = acme.generate(FEW, request_id="one", **LONG)
@@ -202,7 +201,7 @@ async def test_any_router_refuses_a_stream_too_many(world: Any, tmp_path: Path) 
     assert found["octavo_requests_refused_total{reason=QUOTA_EXCEEDED}"] == 1
 
 
-async def test_used_up_minutes_are_refused_with_a_delay(world: Any, tmp_path: Path) -> None:
+async def test_used_up_minutes_are_refused_with_a_delay(world, tmp_path):
     """By the settings of the routers. What runs is not ended, and what it uses beyond is owed."""
     keys = await with_quotas(world, tmp_path / "keys", {"acme": TenantQuota()}, tenant_tokens_per_minute=600)
     client = client_of(world, keys["acme"])

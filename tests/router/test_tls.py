@@ -1,7 +1,6 @@
 """A whole service with TLS on every connection: who may call what, and files that are replaced while streams go on."""
 
 import asyncio
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -29,20 +28,20 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
 
 
 @pytest.fixture
-async def secured(world: Any, shared: Certificates) -> Any:
+async def secured(world, shared):
     """A router and two workers whose blocks can move. Every connection is TLS."""
     await start(world, shared)
     return world
 
 
-async def start(world: Any, certificates: Certificates) -> None:
+async def start(world, certificates):
     for _ in range(2):
         await world.worker(WitnessRunner(step_s=0.005), warm_up_ms=0, **certificates.settings("worker"))
     await world.router(**certificates.settings("router"))
     await world.ready()
 
 
-def caller_of(world: Any, credentials: ClientCredentials) -> AsyncClient:
+def caller_of(world, credentials):
     made = AsyncClient(world.routers[0].endpoint, credentials=credentials)
     world.stack.push_async_callback(made.close)
     return made
@@ -61,7 +60,7 @@ async def methods_at(endpoint: str, credentials: ClientCredentials) -> list[tupl
     return found
 
 
-async def code_of(channel: Any, method: str, client_streaming: bool, server_streaming: bool) -> grpc.StatusCode | None:
+async def code_of(channel, method, client_streaming, server_streaming):
     """How a call with an empty request ends; None if it does not end, or has answered."""
     kind = f"{'stream' if client_streaming else 'unary'}_{'stream' if server_streaming else 'unary'}"
     call = getattr(channel, kind)(method)
@@ -78,7 +77,7 @@ async def code_of(channel: Any, method: str, client_streaming: bool, server_stre
     return None
 
 
-async def test_every_method_lets_in_its_roles_alone(secured: Any, shared: Certificates) -> None:
+async def test_every_method_lets_in_its_roles_alone(secured, shared):
     """Also those of health, reflection and channelz; and a method that is in no line lets nobody in."""
     worker = secured.workers[0].listener.endpoint
     servers = {
@@ -116,7 +115,7 @@ NAMES: dict[str, tuple[list[x509.GeneralName], set[PeerRole]]] = {
 }
 
 
-async def test_whole_uris_alone_give_roles(secured: Any, shared: Certificates) -> None:
+async def test_whole_uris_alone_give_roles(secured, shared):
     """Over gRPC and HTTP. What the certificate's subject says gives none, either."""
     router, worker = secured.routers[0], secured.workers[0].listener.endpoint
     methods = {
@@ -149,7 +148,7 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tls, "CHECK_S", 0.0)
 
 
-async def test_files_are_replaced_while_streams_go_on(world: Any, tmp_path: Path, hasty: None) -> None:
+async def test_files_are_replaced_while_streams_go_on(world, tmp_path, hasty):
     """With another authority: whoever still has the old certificates cannot connect any more; nobody else notices."""
     certificates = Certificates(tmp_path / "tls")
     old = Certificates(tmp_path / "old")

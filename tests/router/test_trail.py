@@ -1,7 +1,6 @@
 """Who was refused, and what operators have asked: each call is counted, and a line says who made it."""
 
 import logging
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -35,14 +34,12 @@ def lines() -> Any:
     trail.log.setLevel(logging.NOTSET)
 
 
-def refusals(process: Any) -> dict[tuple[str, ...], float]:
+def refusals(process):
     found = process.trail.values()
     return {v.labels: v.value for v in found if v.name == "octavo_calls_refused_total" and v.value}
 
 
-async def test_refused_keys_are_counted_and_named(
-    world: Any, tmp_path: Path, lines: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_refused_keys_are_counted_and_named(world, tmp_path, lines, monkeypatch):
     """Each reason, over gRPC and HTTP. No line has a key, and the id of one of ours is the begin of its line."""
     own, old, foreign = new_key(), new_key(), new_key()
     file = tmp_path / "keys"
@@ -81,7 +78,7 @@ async def test_refused_keys_are_counted_and_named(
     await client.close()
 
 
-async def test_who_names_adapters_is_named(world: Any, tmp_path: Path, lines: list[str], caplog: Any) -> None:
+async def test_who_names_adapters_is_named(world, tmp_path, lines, caplog):
     """Over gRPC and over HTTP."""
     write_small_lora(tmp_path / "a", 1)
     await world.worker(WitnessRunner(), warm_up_ms=0)
@@ -107,7 +104,7 @@ async def test_who_names_adapters_is_named(world: Any, tmp_path: Path, lines: li
     assert caplog.text.count("adapter x is removed") == 2
 
 
-async def test_operators_are_named_and_others_refused(world: Any, tmp_path: Path, lines: list[str]) -> None:
+async def test_operators_are_named_and_others_refused(world, tmp_path, lines):
     """By roles, on routers, workers and pages."""
     certificates = Certificates(tmp_path / "tls")
     for _ in range(2):

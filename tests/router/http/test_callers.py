@@ -1,8 +1,5 @@
 """Who may send HTTP requests, and whose requests they find: the same as over gRPC."""
 
-from pathlib import Path
-from typing import Any
-
 from certificates import Certificates
 
 from octavo.client import AsyncClient
@@ -23,7 +20,7 @@ PATHS = [
 ]
 
 
-async def ask(world: Any, path: str, method: str = "GET", key: str = "", context: Any = None) -> tuple[int, Any]:
+async def ask(world, path, method="GET", key="", context=None):
     """The status and the body of one request."""
     header = {"authorization": f"Bearer {key}"} if key else {}
     body = {} if method == "POST" else None
@@ -32,7 +29,7 @@ async def ask(world: Any, path: str, method: str = "GET", key: str = "", context
     return status, found
 
 
-async def test_only_the_health_answers_without_a_key(world: Any, tmp_path: Path) -> None:
+async def test_only_the_health_answers_without_a_key(world, tmp_path):
     key, file = new_key(), tmp_path / "keys"
     file.write_text(line_of("acme", key))
     await world.start(router={"api_keys": str(file)})
@@ -45,7 +42,7 @@ async def test_only_the_health_answers_without_a_key(world: Any, tmp_path: Path)
     assert (await ask(world, "/v1/models", key=key))[0] == 200
 
 
-async def test_clients_without_certificates_come_in_by_their_keys(world: Any, tmp_path: Path) -> None:
+async def test_clients_without_certificates_come_in_by_their_keys(world, tmp_path):
     certificates, key = Certificates(tmp_path / "tls"), new_key()
     (tmp_path / "keys").write_text(line_of("acme", key))
     by_key = {"client_certificates": False, "api_keys": str(tmp_path / "keys"), **certificates.settings("router")}

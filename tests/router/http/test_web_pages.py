@@ -1,8 +1,5 @@
 """Web pages and a router's OpenAI port: none spends the machine or reads an answer, unless its origin is listed."""
 
-from pathlib import Path
-from typing import Any
-
 from octavo.net.security.api_keys import line_of, new_key
 
 PATH = "/v1/completions"
@@ -10,7 +7,7 @@ BODY = {"prompt": [4, 5, 6], "max_tokens": 3}
 PAGE = "https://chat.example.com"
 
 
-async def test_no_page_spends_the_machine(world: Any, call: Any) -> None:
+async def test_no_page_spends_the_machine(world, call):
     """Neither by what forms can send, nor under another name, nor by asking first."""
     await world.start()
     for headers, status in [
@@ -28,7 +25,7 @@ async def test_no_page_spends_the_machine(world: Any, call: Any) -> None:
     assert answer.status == 200 and "access-control-allow-origin" not in answer.headers
 
 
-async def test_with_keys_a_listed_page_may_have_any_name(world: Any, call: Any, tmp_path: Path) -> None:
+async def test_with_keys_a_listed_page_may_have_any_name(world, call, tmp_path):
     """Without the key a page gets nothing, so a proxy may leave Host as it is. A preflight needs no key."""
     key = new_key()
     (tmp_path / "keys").write_text(line_of("acme", key))

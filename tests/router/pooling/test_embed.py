@@ -2,7 +2,6 @@
 
 import asyncio
 from array import array
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -21,7 +20,6 @@ from octavo.request.errors import (
     PoisonSuspected,
     QueueFull,
     QuotaExceeded,
-    ServingError,
     Unauthenticated,
     Unreachable,
 )
@@ -33,7 +31,7 @@ LAST = PoolingParams()
 PROMPTS = [[3 + i % 900, 5, *range(7, 7 + i % 40)] for i in range(200)]
 
 
-def request(prompts: list[list[int]] = PROMPTS, **fields: Any) -> inference_pb2.EmbedRequest:
+def request(prompts: list[list[int]] = PROMPTS, **fields):
     inputs = [inference_pb2.EmbedInput(token_ids=types_pb2.TokenIds(ids=prompt)) for prompt in prompts]
     return inference_pb2.EmbedRequest(inputs=inputs, **fields)
 
@@ -53,13 +51,13 @@ def vectors(response: inference_pb2.EmbedResponse) -> list[list[float]]:
     return [list(each.values) for each in response.embeddings]
 
 
-async def error_of(call: Any) -> ServingError:
+async def error_of(call):
     with pytest.raises(grpc.aio.AioRpcError) as raised:
         await call
     return error_from(raised.value)
 
 
-async def test_vectors_are_in_order_and_as_asked(world: Any) -> None:
+async def test_vectors_are_in_order_and_as_asked(world):
     await world.start(2)
     stub = world.stub()
     response = await stub.Embed(request())
@@ -75,7 +73,7 @@ async def test_vectors_are_in_order_and_as_asked(world: Any) -> None:
     assert scores.usage.prompt_tokens == 3  # each text once
 
 
-async def test_a_worker_that_dies_costs_no_vector(world: Any) -> None:
+async def test_a_worker_that_dies_costs_no_vector(world):
     await world.start(3, step_s=0.02, max_batch_tokens=64, max_batch_sequences=8)
     stub = world.stub()
     call = asyncio.create_task(asyncio.wait_for(stub.Embed(request()), 60))
@@ -87,7 +85,7 @@ async def test_a_worker_that_dies_costs_no_vector(world: Any) -> None:
     await world.until(lambda: not (dispatcher._tasks or dispatcher._shares or len(dispatcher._queue)))
 
 
-async def test_a_prompt_that_kills_is_given_up_and_no_other(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_prompt_that_kills_is_given_up_and_no_other(world, monkeypatch):
     """The killers here are links that break: three workers "die" by whoever gets the prompt with token 999."""
     await world.start(2, max_batch_sequences=8)
     pool = WorkerLink.pool
@@ -106,7 +104,7 @@ async def test_a_prompt_that_kills_is_given_up_and_no_other(world: Any, monkeypa
     assert vectors(others) == expected(PROMPTS[:50])
 
 
-async def test_who_leaves_or_runs_out_of_time_leaves_nothing(world: Any) -> None:
+async def test_who_leaves_or_runs_out_of_time_leaves_nothing(world):
     await world.start(1, step_s=0.05, max_batch_tokens=64, max_batch_sequences=8)
     stub, worker = world.stub(), world.workers[0]
     dispatcher, gate = world.routers[0].pooling.dispatcher, world.routers[0].pooling.gate
@@ -118,7 +116,7 @@ async def test_who_leaves_or_runs_out_of_time_leaves_nothing(world: Any) -> None
     assert not len(dispatcher._queue)
 
 
-async def test_what_is_wrong_is_refused_by_its_field(world: Any) -> None:
+async def test_what_is_wrong_is_refused_by_its_field(world):
     await world.start(1)
     stub = world.stub()
     for asked, field in (
@@ -141,7 +139,7 @@ async def test_what_is_wrong_is_refused_by_its_field(world: Any) -> None:
     assert not world.workers[0].engine.times.num_tokens
 
 
-async def test_bounds_quotas_and_keys_hold(world: Any, tmp_path: Path) -> None:
+async def test_bounds_quotas_and_keys_hold(world, tmp_path):
     key, keys = new_key(), tmp_path / "keys"
     keys.write_text(line_of("acme", key) + "\n")
     limits = {"max_queued_requests": 250, "tenant_max_streams": 2, "tenant_tokens_per_minute": 9000}
@@ -166,7 +164,7 @@ async def test_bounds_quotas_and_keys_hold(world: Any, tmp_path: Path) -> None:
     assert over.quota == "tokens_per_minute" and over.retry_after_ms
 
 
-async def error_or(call: Any) -> ServingError | None:
+async def error_or(call):
     try:
         await call
     except grpc.aio.AioRpcError as error:
@@ -174,7 +172,7 @@ async def error_or(call: Any) -> ServingError | None:
     return None
 
 
-async def test_without_a_worker_a_call_is_refused_at_once(world: Any) -> None:
+async def test_without_a_worker_a_call_is_refused_at_once(world):
     await world.start(1)
     await world._stop_worker(world.workers[0])
     await world.until(lambda: not world.routers[0].models.find_by_name("fake").workers)

@@ -39,7 +39,7 @@ async def until_warm(world, admin, name: str, count: int) -> list[str]:
     return warm(world.routers[0])
 
 
-async def test_a_prefix_is_warm_before_it_is_asked_for(world):
+async def test_a_prefix_is_warm_before_it_is_asked_for_until_it_is_removed(world):
     await world.start(workers=3, routers=2)
     admin, client = world.admin(), world.client()
     added = await admin.AddPrefix(admin_pb2.AddPrefixRequest(name="sea", text=TEXT, workers=2))
@@ -55,24 +55,17 @@ async def test_a_prefix_is_warm_before_it_is_asked_for(world):
     await world.kill(world.workers[int(before[0].removeprefix("worker-"))])
     await world.until(lambda: before[0] not in world.routers[0].prefix_keeper.warm_on(one(world)), timeout_s=30)
     assert before[1] in await until_warm(world, admin, "sea", 2)
+    await world.until(lambda: all(each.workload.tables.cache.num_kept for each in world.workers))
+    await world.admin(1).RemovePrefix(admin_pb2.RemovePrefixRequest(name="sea"))
+    assert not await prefixes_of(admin)
+    with pytest.raises(NotFound, match="no prefix 'sea'"):
+        await client.complete("Who?", GREEDY, prefix="sea")
+    await world.until(lambda: not any(each.workload.tables.cache.kept for each in world.workers))
 
 
 def one(world):
     (prefix,) = world.routers[0].prefixes.all()
     return prefix
-
-
-async def test_what_is_removed_is_known_nowhere(world):
-    await world.start(routers=2)
-    admin, other = world.admin(), world.admin(1)
-    await admin.AddPrefix(admin_pb2.AddPrefixRequest(name="sea", text=TEXT))
-    await until_warm(world, admin, "sea", 1)
-    await world.until(lambda: world.workers[0].workload.tables.cache.num_kept)
-    await other.RemovePrefix(admin_pb2.RemovePrefixRequest(name="sea"))
-    assert not await prefixes_of(admin)
-    with pytest.raises(NotFound, match="no prefix 'sea'"):
-        await world.client().complete("Who?", GREEDY, prefix="sea")
-    await world.until(lambda: not world.workers[0].workload.tables.cache.kept)
 
 
 async def test_half_of_a_worker_is_kept_at_most(world):

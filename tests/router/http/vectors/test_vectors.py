@@ -3,7 +3,6 @@
 import asyncio
 import base64
 from array import array
-from typing import Any
 
 import pytest
 from lazily import lazily
@@ -17,20 +16,20 @@ from octavo.pooling.vectors import cosine
 openai = lazily("openai")
 
 
-def expected(text: str, **params: Any) -> list[float]:
+def expected(text, **params):
     states = array("f", state_vector(fold(list(text.encode()))))
     return vector_of(PoolingEnd(states), PoolingParams(**params), len(text)).tolist()
 
 
 @pytest.fixture
-async def client(world: Any) -> Any:
+async def client(world):
     await world.start()
     made = openai.AsyncOpenAI(base_url=f"http://{world.routers[0].http_endpoint}/v1", api_key="none", max_retries=0)
     yield made
     await made.close()
 
 
-async def test_openais_package_reads_vectors(client: Any) -> None:
+async def test_openais_package_reads_vectors(client):
     one = await client.embeddings.create(model="fake", input="Hello")  # it asks for base64
     assert one.data[0].embedding == expected("Hello")
     assert (one.model, one.usage.prompt_tokens, one.usage.total_tokens) == ("fake", 5, 5)
@@ -43,12 +42,12 @@ async def test_openais_package_reads_vectors(client: Any) -> None:
         assert found.data[0].embedding == expected("Hi")
 
 
-async def post(world: Any, path: str, body: Any, **headers: str) -> tuple[int, Any]:
+async def post(world, path, body, **headers):
     status, _, found = await world.http(world.routers[0].http_endpoint, path, body, method="POST", **headers)
     return status, found
 
 
-async def test_rerank_and_score_have_the_shapes_of_others(world: Any) -> None:
+async def test_rerank_and_score_have_the_shapes_of_others(world):
     await world.start()
     query, documents = "what?", ["one", "two", "three"]
     scores = [cosine(expected(query), expected(each)) for each in documents]
@@ -89,14 +88,14 @@ WRONG = [
 ]
 
 
-async def test_what_is_wrong_is_named(world: Any) -> None:
+async def test_what_is_wrong_is_named(world):
     await world.start()
     for path, body, param in WRONG:
         status, found = await post(world, path, body)
         assert (status, found["error"]["param"]) == (400, param), found
 
 
-async def test_a_call_ends_with_its_time_or_its_client(world: Any, client: Any) -> None:
+async def test_a_call_ends_with_its_time_or_its_client(world, client):
     world.runners[0].step_s = 0.05
     body = {"input": [[1, 2, 3, i] for i in range(400)]}
     status, found = await post(world, "/v1/embeddings", body, x_request_timeout_ms="300")
