@@ -57,8 +57,7 @@ async def test_beams_survive_a_lost_worker(world):
     await world.ready()
     client, info = world.client(), world.runners[0].info
     tasks = [asyncio.create_task(client.complete([*PROMPT, i], params, request_id=f"s{i}")) for i in range(4)]
-    running = [lambda i=i: world.entry(f"s{i}").record.owner for i in range(4)]
-    await world.until(lambda: len(world.entries) == 4 and all(owner() for owner in running))
+    await world.until(lambda: len(world.entries) == 4 and all(entry.record.owner for entry in world.entries))
     await asyncio.sleep(0.1)
     await world.kill(world.workers[0])
     world.hurry()
@@ -66,31 +65,27 @@ async def test_beams_survive_a_lost_worker(world):
         expected = best_outputs(info, [*PROMPT, i], params)
         got = [(tuple(output.token_ids), output.text, output.finish_reason) for output in completion.outputs]
         assert got == [(best.token_ids, best.text, best.finish) for best in expected]
-        scores = world.entry(f"s{i}").record.scores
-        assert list(scores) == pytest.approx([best.total for best in expected])
-    assert max(world.entry(f"s{i}").record.epoch for i in range(4)) > 1
-
-
-SCORED = SamplingParams(temperature=0.0, max_tokens=60, logprobs=3, prompt_logprobs=2)
+        assert list(world.entry(f"s{i}").record.scores) == pytest.approx([best.total for best in expected])
+    assert max(entry.record.epoch for entry in world.entries) > 1
 
 
 async def test_log_probabilities_survive_a_lost_worker(world):
     await world.start(routers=2, step_s=0.01)
-    client, drawn = world.client(), replace(SCORED, temperature=1.0, seed=4)
-    kinds = [SCORED, replace(SCORED, prompt_logprobs=None), replace(SCORED, logprobs=None)]
+    client, scored = world.client(), replace(GREEDY, max_tokens=100, logprobs=3, prompt_logprobs=2)
+    drawn = replace(scored, temperature=1.0, seed=4)
+    kinds = [scored, replace(scored, prompt_logprobs=None), replace(scored, logprobs=None)]
     kinds += [replace(drawn, n=2), replace(drawn, best_of=2)]
-    asked = [([*PROMPT, i], replace(kinds[i % len(kinds)], max_tokens=150)) for i in range(2 * len(kinds))]
+    asked = [([*PROMPT, i], kind) for i, kind in enumerate(kinds)]
     tasks = [asyncio.create_task(client.complete(*each)) for each in asked]
     await world.until(lambda: sum(len(entry.journals[0]) > 3 for entry in world.entries) == len(asked))
     [lost], entries = world.workers, world.entries
     await world.worker()
     await world.ready()
     await world.kill(lost)
-    wholes = [await task for task in tasks], await asyncio.gather(*(client.complete(*each) for each in asked))
-    for completion, whole in zip(*wholes, strict=True):
-        assert completion.prompt_logprobs == whole.prompt_logprobs
-        assert [output.logprobs for output in completion.outputs] == [output.logprobs for output in whole.outputs]
-        assert [output.token_ids for output in completion.outputs] == [output.token_ids for output in whole.outputs]
+    wholes = await asyncio.gather(*tasks), await asyncio.gather(*(client.complete(*each) for each in asked))
+    for found, whole in [[(each.prompt_logprobs, each.outputs) for each in pair] for pair in zip(*wholes, strict=True)]:
+        assert found[0] == whole[0]
+        assert [(each.logprobs, each.token_ids) for each in found[1]] == [(e.logprobs, e.token_ids) for e in whole[1]]
     assert min(entry.record.epoch for entry in entries) > 1
 
 
@@ -155,8 +150,7 @@ async def test_another_class_of_numerics_is_told(world, oracle, capsys):
     tasks = await world.streams(world.client(), 1, params)
     with pytest.raises(grpc.aio.AioRpcError, match="no other worker of this model that computes the same bits"):
         await world.admin().Migrate(admin_pb2.MigrateRequest(request_id="s0"))
-    owner = world.entry("s0").record.owner
-    first = next(number for number, each in enumerate(world.workers) if each.listener.incarnation == owner)
+    first = [each.listener.incarnation for each in world.workers].index(world.entry("s0").record.owner)
     other = world.runners[1 - first].info.numerics
     await world.kill(world.workers[first])
     world.hurry()
@@ -167,8 +161,7 @@ async def test_another_class_of_numerics_is_told(world, oracle, capsys):
     assert [told[name] for name in told if name.startswith("octavo_numerics_changes_total{")] == [1]
     assert await asyncio.to_thread(main, ["show", "s0", "--endpoint", router.endpoint]) == 0
     shown = capsys.readouterr().out
-    assert f"computed as {other}\n" in shown
-    assert "went on in another class of numerics once:" in shown
+    assert f"computed as {other}\n" in shown and "went on in another class of numerics once:" in shown
 
 
 async def test_a_bad_description_disturbs_no_other_member(world):

@@ -229,7 +229,7 @@ def high_ratio(figures: FleetFigures) -> float:
 @pytest.mark.parametrize(
     ("num_workers", "rate", "seed", "seconds"),
     [
-        pytest.param(8, 6, 1, 600, marks=pytest.mark.slow),
+        pytest.param(8, 6, 1, 400, marks=pytest.mark.slow),
         *[
             pytest.param(*each, 3600, marks=[pytest.mark.long, pytest.mark.timeout(600)])
             for each in ((8, 6, 1), (8, 8, 2), (4, 3, 3))
@@ -242,6 +242,6 @@ def test_evens_the_load_of_a_modelled_fleet(num_workers: int, rate: float, seed:
     without = FleetModel(num_workers, None, seed, rate).run(seconds)
     assert high_ratio(with_it) <= 1.3 < high_ratio(without)
     check_moves(with_it)
-    if seconds > 600:
+    if seconds > 400:
         assert len(with_it.began) < 0.05 * with_it.num_accepted
         assert with_it.percentile(with_it.slowest_steps_ms, 0.99) < without.percentile(without.slowest_steps_ms, 0.99)

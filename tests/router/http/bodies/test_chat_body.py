@@ -83,13 +83,6 @@ async def test_a_message_is_continued_and_echoed(world, call, monkeypatch, strea
     assert (both.status, both.error["param"]) == (400, "continue_final_message")
 
 
-async def test_models_without_a_template_refuse_chats(world, call):
-    await world.start()
-    answer = await call("POST", PATH, {"messages": HI})
-    assert (answer.status, answer.error["param"]) == (400, "messages")
-    assert "chat template" in answer.error["message"]
-
-
 @pytest.mark.parametrize(
     ("body", "shape", "value"),
     [
