@@ -7,25 +7,23 @@ import json
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, closing
-from dataclasses import replace
 from typing import Any
 
 import grpc
 import pytest
 from effort import patience
+from live.oracle import Oracle
 
 from gpu_worker.serving.process.listener import Listener
 from gpu_worker.serving.process.worker import Worker
-from gpu_worker.testing.fake_runner import Chooser, FakeRunner, fold
+from gpu_worker.testing.fake_runner import FakeRunner
 from octavo.client import AsyncClient
 from octavo.request.ids import Incarnation, new_incarnation
-from octavo.request.sampling import FinishReason, SamplingParams, rank
+from octavo.request.sampling import FinishReason, SamplingParams
 from octavo.settings.router import RouterSettings
 from octavo.settings.worker import WorkerSettings
 from octavo.store.memory import MemoryState, MemoryStore
-from octavo.text.stop import TextStream
 from octavo.text.tokenizers import byte_tokenizer
-from octavo.text.tokenizers.byte_tokenizer import ByteTokenizer
 from octavo.v1 import admin_pb2_grpc, inference_pb2_grpc
 from octavo.wire.channel import open_channel
 from router.fleet import worker_link, worker_pool, worker_streams
@@ -41,54 +39,21 @@ LEASE_MS = 5000  # a busy machine may stop the one event loop for a second
 KILLED_LEASE_MS = 500  # what is left of it when a worker is killed
 
 
-class Oracle:
-    """Computes the outputs that a FakeRunner gives for a request, without any service."""
-
-    def __init__(self, **runner: object) -> None:
-        self.info = FakeRunner(**runner).info
-        self._chooser = Chooser(self.info)
-
-    def branch(self, prompt: Sequence[int], params: SamplingParams, index: int = 0) -> tuple[list[int], float]:
-        """The tokens of one branch and the sum of their log probabilities, as if there were no stop strings."""
-        tokens, total = list(prompt), 0.0
-        for position in range(params.max_tokens or 0):
-            state = fold(tokens)
-            token = self._chooser.token(state, params, index, position)
-            total += self._chooser.score(state, token, params).logprob
-            tokens.append(token)
-        return tokens[len(prompt) :], total
+class TupleOracle(Oracle):
+    """Computes the outputs that a FakeRunner gives for a request: (tokens, text, finish reason) of each branch."""
 
     def outputs(self, prompt: Sequence[int], params: SamplingParams) -> list[tuple[tuple[int, ...], str, FinishReason]]:
-        """The (tokens, text, finish reason) of each branch that the client gets."""
-        branches = [self.branch(prompt, params, index) for index in range(params.num_branches)]
-        cut = [self._cut(tokens, params) for tokens, _ in branches]
-        if params.num_branches == params.n:
-            return cut
-        scores = [
-            self.branch(prompt, replace(params, max_tokens=len(cut[index][0])), index)[1] for index in range(len(cut))
-        ]
-        return [cut[index] for index in rank(scores, params.n)]
+        return [(each.token_ids, each.text, each.finish_reason) for each in super().outputs(prompt, params)]
 
     @staticmethod
-    def returned(completion: object) -> list[tuple[tuple[int, ...], str, FinishReason]]:
-        """The (tokens, text, finish reason) of each output of a completion."""
+    def returned(completion: Any) -> list[tuple[tuple[int, ...], str, FinishReason]]:
+        """The same of each output of a completion."""
         return [(tuple(o.token_ids), o.text, o.finish_reason) for o in completion.outputs]
 
-    async def check_completions(
-        self, completions: Sequence[Awaitable[object]], params: SamplingParams = GREEDY
-    ) -> None:
+    async def check_completions(self, completions: Sequence[Awaitable[Any]], params: SamplingParams = GREEDY) -> None:
         """Compares the completions of the requests that `World.streams` has begun."""
         for i, completion in enumerate(await asyncio.gather(*completions)):
             assert self.returned(completion) == self.outputs([*PROMPT, i], params)
-
-    def _cut(self, tokens: list[int], params: SamplingParams) -> tuple[tuple[int, ...], str, FinishReason]:
-        stream, text = TextStream.of_branch(ByteTokenizer().detokenizer(), params, self.info.eos_token_ids), ""
-        for index, token in enumerate(tokens):
-            delta = stream.push([token])
-            text += delta.text
-            if delta.stopped:
-                return tuple(tokens[: index + 1]), text, FinishReason.STOP
-        return tuple(tokens), text + stream.finish().text, FinishReason.LENGTH
 
 
 class World:
@@ -281,8 +246,8 @@ class World:
 
 
 @pytest.fixture
-def oracle() -> Oracle:
-    return Oracle()
+def oracle() -> TupleOracle:
+    return TupleOracle("fake")
 
 
 @pytest.fixture(autouse=True)

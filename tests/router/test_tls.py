@@ -6,7 +6,6 @@ from typing import Any
 import grpc
 import pytest
 from certificates import Certificates
-from cryptography import x509
 from effort import patience
 from google.protobuf import descriptor_pool
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
@@ -19,7 +18,7 @@ from octavo.request.errors import Unreachable
 from octavo.v1 import admin_pb2, admin_pb2_grpc
 from octavo.wire import tls
 from octavo.wire.channel import open_channel
-from octavo.wire.tls import WORKER_NAME, ClientCredentials, TlsFiles
+from octavo.wire.tls import ClientCredentials
 
 
 @pytest.fixture(scope="module")
@@ -102,45 +101,6 @@ async def test_every_method_lets_in_its_roles_alone(secured, shared):
         async with open_channel(endpoint) as channel:
             assert await code_of(channel, *methods[0]) is grpc.StatusCode.UNAVAILABLE  # no TLS
     assert seen == set(ALLOWED)
-
-
-OPERATOR = PeerRole.OPERATOR.uri
-Uri = x509.UniformResourceIdentifier
-NAMES: dict[str, tuple[list[x509.GeneralName], set[PeerRole]]] = {
-    "a common name alone": ([], set()),
-    "a DNS name": ([x509.DNSName(OPERATOR)], set()),
-    "a URI that is cut short": ([Uri(f"{OPERATOR}\0.example")], set()),
-    **{f"the role {role}": ([Uri(role.uri)], {role}) for role in PeerRole},
-    "two URIs": ([Uri(PeerRole.ROUTER.uri), Uri(PeerRole.CLIENT.uri)], {PeerRole.ROUTER, PeerRole.CLIENT}),
-}
-
-
-async def test_whole_uris_alone_give_roles(secured, shared):
-    """Over gRPC and HTTP. What the certificate's subject says gives none, either."""
-    router, worker = secured.routers[0], secured.workers[0].listener.endpoint
-    methods = {
-        router.endpoint: "/octavo.v1.Inference/ListModels",
-        secured.admin_endpoint(): "/octavo.v1.Admin/ListWorkers",
-        worker: "/octavo.internal.v1.Worker/Hello",
-    }
-    pages = {
-        (router.http_endpoint, "/v1/models"): {PeerRole.CLIENT, PeerRole.OPERATOR},
-        (router.web_endpoint, "/metrics"): {PeerRole.OPERATOR},
-    }
-    for what, (names, roles) in NAMES.items():
-        files = shared.with_names("named", names, subject=OPERATOR)
-        for endpoint, method in methods.items():
-            credentials = ClientCredentials(files, WORKER_NAME if endpoint == worker else "")
-            async with open_channel(endpoint, credentials=credentials) as channel:
-                denied = await code_of(channel, method, False, False) is grpc.StatusCode.PERMISSION_DENIED
-            assert denied == (not roles & roles_allowed(method)), (what, method)
-        for (endpoint, path), allowed in pages.items():
-            status, _, _ = await secured.http(endpoint, path, context=files.client_context())
-            assert status == (200 if roles & allowed else 403), (what, path)
-        assert (await secured.http(router.http_endpoint, "/health", context=files.client_context()))[0] in (200, 503)
-    nobody = TlsFiles(ca=shared.settings("client")["tls_ca"]).client_context()
-    for (endpoint, path), status in (*dict.fromkeys(pages, 403).items(), ((router.http_endpoint, "/health"), 200)):
-        assert (await secured.http(endpoint, path, context=nobody))[0] == status, path
 
 
 @pytest.fixture

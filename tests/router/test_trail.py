@@ -6,7 +6,6 @@ from typing import Any
 import grpc
 import pytest
 from certificates import Certificates
-from loras import write_small_lora
 from web_pages import metrics
 
 from gpu_worker.testing.witness_runner import WitnessRunner
@@ -76,32 +75,6 @@ async def test_refused_keys_are_counted_and_named(world, tmp_path, lines, monkey
     client = AsyncClient(router.endpoint, credentials=ClientCredentials(api_key=own))
     assert await client.models()
     await client.close()
-
-
-async def test_who_names_adapters_is_named(world, tmp_path, lines, caplog):
-    """Over gRPC and over HTTP."""
-    write_small_lora(tmp_path / "a", 1)
-    await world.worker(WitnessRunner(), warm_up_ms=0)
-    router = await world.router(adapter_folder=str(tmp_path))
-    await world.ready()
-    lines.clear()
-    caplog.set_level(logging.INFO)
-    async with open_channel(world.admin_endpoint()) as channel:
-        stub = admin_pb2_grpc.AdminStub(channel)
-        await stub.AddAdapter(admin_pb2.AddAdapterRequest(name="x", source=f"{tmp_path}/a", model="witness"))
-        await stub.RemoveAdapter(admin_pb2.RemoveAdapterRequest(name="x"))
-    body = {"lora_name": "x", "lora_path": "a", "base_model_name": "witness"}
-    for path, sent in (("load", body), ("unload", {"lora_name": "x"})):
-        assert (await world.http(router.http_endpoint, f"/v1/{path}_lora_adapter", sent, method="POST"))[0] == 200
-    assert len(lines) == 4
-    for number, source in ((0, f"{tmp_path}/a"), (2, "a")):
-        added, removed = lines[number : number + 2]
-        assert all(f" {word} " in f"{added} " for word in ("name=x", f"source={source}", "model=witness"))
-        assert "method=octavo.v1.Admin/AddAdapter" in added
-        assert "method=octavo.v1.Admin/RemoveAdapter" in removed
-        assert "name=x" in removed.split()
-        assert all("peer=" in line for line in (added, removed))
-    assert caplog.text.count("adapter x is removed") == 2
 
 
 async def test_operators_are_named_and_others_refused(world, tmp_path, lines):
