@@ -106,19 +106,21 @@ class World:
 
     async def start(
         self,
-        workers: int = 1,
+        workers: int | Sequence[Any] = 1,
         routers: int = 1,
         *,
         step_s: float = 0.001,
-        router: dict[str, object] | None = None,
-        **settings: object,
-    ) -> None:
-        """Builds workers with these settings and routers with those of `router`."""
-        for _ in range(workers):
-            await self.worker(FakeRunner(step_s=step_s), **settings)
+        router: dict[str, Any] | None = None,
+        **settings: Any,
+    ) -> Router:
+        """Builds workers, of these runners or so many, and routers with the settings of `router`; the last of them."""
+        runners = [FakeRunner(step_s=step_s) for _ in range(workers)] if isinstance(workers, int) else workers
+        for runner in runners:
+            await self.worker(runner, **settings)
         for _ in range(routers):
             await self.router(**router or {})
         await self.ready()
+        return self.routers[-1]
 
     def hurry(self) -> None:
         """What runs need not go on for long: steps take no time from now on."""

@@ -92,9 +92,8 @@ async def test_an_outage_only_delays_releases(world, oracle, monkeypatch, undone
     """The worker lives on: no lease ends, and the sequence runs nowhere."""
     monkeypatch.setattr(releaser, "STORE_PATIENCE_S", 0.1)
     store, asked = MemoryStore(world.state), []
-    worker = await world.worker(FakeRunner(step_s=0.01), store)
-    await world.router(MemoryStore(world.state))
-    await world.ready()
+    await world.start(step_s=0.01, store=store)
+    [worker] = world.workers
     params = replace(GREEDY, max_tokens=300)
     tasks = await world.streams(world.client(), 2, params)
 
@@ -116,8 +115,7 @@ async def test_an_outage_only_delays_releases(world, oracle, monkeypatch, undone
 
 
 async def test_an_operator_drains_a_worker_and_undoes_it(world, oracle):
-    await world.worker(FakeRunner(step_s=0.01))
-    await world.start(step_s=0.01)
+    await world.start(2, step_s=0.01)
     admin, worker = world.admin(), world.workers[0]
     params = replace(GREEDY, max_tokens=800)
     tasks = await world.streams(world.client(), 6, params)
@@ -169,9 +167,7 @@ def call_of(world, request_id: str, max_tokens: int):
 
 async def test_a_draining_router_lets_its_streams_end(world, monkeypatch):
     monkeypatch.setattr("router.router.TELLING_S", patience(0.6))  # afterwards it takes no connection
-    await world.worker(FakeRunner(step_s=0.01))
-    router = await world.router(drain_ms=20_000)
-    await world.ready()
+    router = await world.start(step_s=0.01, router={"drain_ms": 20_000})
     stream = call_of(world, "going", 150)
     await anext(stream)
     complete = asyncio.create_task(AsyncClient([router.endpoint]).complete(PROMPT, replace(GREEDY, max_tokens=140)))

@@ -51,10 +51,7 @@ async def test_the_usage_tells_what_the_first_owner_had_cached(world, was_there)
 async def test_beams_survive_a_lost_worker(world):
     """Nothing of a search is journalled before its end, so the next worker searches from the prompt again."""
     params = SamplingParams(n=2, beam_width=3, max_tokens=40, min_tokens=20, stop=("a", "q", "%", "5"))
-    for _ in range(2):
-        await world.worker(FakeRunner(step_s=0.05, vocab_size=128))
-    await world.router()
-    await world.ready()
+    await world.start([FakeRunner(step_s=0.05, vocab_size=128) for _ in range(2)])
     client, info = world.client(), world.runners[0].info
     tasks = [asyncio.create_task(client.complete([*PROMPT, i], params, request_id=f"s{i}")) for i in range(4)]
     await world.until(lambda: len(world.entries) == 4 and all(entry.record.owner for entry in world.entries))
@@ -94,9 +91,7 @@ async def test_what_outgrows_a_worker_goes_to_a_larger(world, oracle, monkeypatc
     """The smaller one is alone when the request comes, and its memory is full before the end."""
     monkeypatch.setattr(releaser, "LIMITS_S", 0.02)
     params = replace(params, max_tokens=150)
-    await world.worker(FakeRunner(step_s=0.02, num_blocks=8))
-    await world.router()
-    await world.ready()
+    await world.start([FakeRunner(step_s=0.02, num_blocks=8)])
     tasks = await world.streams(world.client(), 1, params)
     await world.worker()
     await oracle.check_completions(tasks, params)
@@ -142,10 +137,7 @@ async def test_a_request_goes_on_with_another_layout(world, oracle):
 
 async def test_another_class_of_numerics_is_told(world, oracle, capsys):
     """What runs does not move there. What has lost its worker goes on there: Get, `octavo show` and a metric say so."""
-    for numerics in ("cpu/a", "cpu/b"):
-        await world.worker(FakeRunner(step_s=0.02, numerics=numerics))
-    router = await world.router()
-    await world.ready()
+    router = await world.start([FakeRunner(step_s=0.02, numerics=numerics) for numerics in ("cpu/a", "cpu/b")])
     params = replace(GREEDY, max_tokens=200)
     tasks = await world.streams(world.client(), 1, params)
     with pytest.raises(grpc.aio.AioRpcError, match="no other worker of this model that computes the same bits"):

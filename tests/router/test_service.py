@@ -146,9 +146,7 @@ def request(request_id, **sampling):
 async def test_models_without_a_tokenizer_answer_with_ids(world):
     runner = FakeRunner(step_s=0.001)
     runner.info = replace(runner.info, tokenizer="", sampling_defaults={"temperature": 0.0, "max_tokens": 7})
-    await world.worker(runner)
-    await world.router()
-    await world.ready()
+    await world.start([runner])
     client = world.client()
     (model,) = await client.models()
     assert not model.has_tokenizer
@@ -165,9 +163,7 @@ async def test_models_without_a_tokenizer_answer_with_ids(world):
 async def test_slow_readers_get_few_large_events(world, oracle, monkeypatch, limit):
     """Beyond the limit, what waits is dropped and read from the journals."""
     monkeypatch.setattr(session, "MAX_INBOX_TOKENS", limit)
-    await world.worker(FakeRunner(step_s=0.0))
-    router = await world.router()
-    await world.ready()
+    router = await world.start(step_s=0.0)
     largest, deliver = 0, router.sessions.deliver_item
 
     def deliver_item(item) -> bool:

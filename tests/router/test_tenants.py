@@ -44,10 +44,8 @@ def keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Keys:
 
 @pytest.fixture
 async def guarded(world, keys):
-    for _ in range(2):
-        await world.worker(WitnessRunner(step_s=0.002), warm_up_ms=0)
-    await world.router(api_keys=str(keys.file))
-    await world.ready()
+    runners = [WitnessRunner(step_s=0.002) for _ in range(2)]
+    await world.start(runners, router={"api_keys": str(keys.file)}, warm_up_ms=0)
     return world
 
 
@@ -172,10 +170,7 @@ async def with_quotas(world, file, quotas, **settings):
     """Starts two routers of one store; the keys of the tenants."""
     keys = {tenant: new_key() for tenant in quotas}
     file.write_text("".join(f"{line_of(t, keys[t], quota=quota)}\n" for t, quota in quotas.items()))
-    await world.worker(WitnessRunner(step_s=0.001), warm_up_ms=0)
-    for _ in range(2):
-        await world.router(api_keys=str(file), **settings)
-    await world.ready()
+    await world.start([WitnessRunner(step_s=0.001)], 2, router={"api_keys": str(file), **settings}, warm_up_ms=0)
     return keys
 
 

@@ -34,10 +34,8 @@ async def secured(world, shared):
 
 
 async def start(world, certificates):
-    for _ in range(2):
-        await world.worker(WitnessRunner(step_s=0.005), warm_up_ms=0, **certificates.settings("worker"))
-    await world.router(**certificates.settings("router"))
-    await world.ready()
+    runners = [WitnessRunner(step_s=0.005) for _ in range(2)]
+    await world.start(runners, router=certificates.settings("router"), warm_up_ms=0, **certificates.settings("worker"))
 
 
 def caller_of(world, credentials):

@@ -43,9 +43,7 @@ async def test_refused_keys_are_counted_and_named(world, tmp_path, lines, monkey
     own, old, foreign = new_key(), new_key(), new_key()
     file = tmp_path / "keys"
     file.write_text(f"{line_of('acme', own)}\n{line_of('acme', old, 2.0)}\n")
-    await world.worker(WitnessRunner(), warm_up_ms=0)
-    router = await world.router(api_keys=str(file))
-    await world.ready()
+    router = await world.start([WitnessRunner()], router={"api_keys": str(file)}, warm_up_ms=0)
     for key, says in (
         (old, "expired, at 1970-01-01"),
         (foreign, "not valid"),
@@ -80,10 +78,9 @@ async def test_refused_keys_are_counted_and_named(world, tmp_path, lines, monkey
 async def test_operators_are_named_and_others_refused(world, tmp_path, lines):
     """By roles, on routers, workers and pages."""
     certificates = Certificates(tmp_path / "tls")
-    for _ in range(2):
-        await world.worker(WitnessRunner(step_s=0.002), warm_up_ms=0, **certificates.settings("worker"))
-    router, worker = await world.router(**certificates.settings("router")), world.workers[0]
-    await world.ready()
+    of_worker, runners = certificates.settings("worker"), [WitnessRunner(step_s=0.002) for _ in range(2)]
+    router = await world.start(runners, router=certificates.settings("router"), warm_up_ms=0, **of_worker)
+    worker = world.workers[0]
     admin = world.admin_endpoint()
     client = AsyncClient(router.endpoint, credentials=certificates.caller("worker"))
     with pytest.raises(PermissionDenied):

@@ -28,11 +28,7 @@ def templates(monkeypatch):
 
 
 async def start(world, workers=1, routers=1, **settings):
-    for _ in range(workers):
-        await world.worker(sighted_runner())
-    for _ in range(routers):
-        await world.router(**settings)
-    await world.ready()
+    await world.start([sighted_runner() for _ in range(workers)], routers, router=settings)
 
 
 def picture_part(path, data):

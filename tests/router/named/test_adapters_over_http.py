@@ -18,10 +18,8 @@ def folders(tmp_path):
     return [write_small_lora(tmp_path / f"a{number}", number) for number in range(3)]
 
 
-async def start(world, folder=""):
-    await world.worker(WitnessRunner(step_s=0.001))
-    await world.router(adapter_folder=folder)
-    await world.ready()
+async def start(world, folder):
+    await world.start([WitnessRunner(step_s=0.001)], router={"adapter_folder": folder})
 
 
 async def test_over_http_as_with_vllm(world, folders, tmp_path):

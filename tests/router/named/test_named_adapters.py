@@ -35,11 +35,7 @@ def folders(tmp_path):
 
 
 async def start(world, workers=2, routers=2, **settings):
-    for _ in range(workers):
-        await world.worker(WitnessRunner(step_s=0.001))
-    for _ in range(routers):
-        await world.router(**settings)
-    await world.ready()
+    await world.start([WitnessRunner(step_s=0.001) for _ in range(workers)], routers, router=settings)
 
 
 async def ask(client, model, prompt=PROMPT, **more):
@@ -123,9 +119,7 @@ async def test_a_name_is_not_given_to_what_no_worker_of_the_model_runs(world, fo
     runners[0].info = replace(runners[0].info, lora_support=shapes)
     runners[1].info = replace(runners[1].info, lora_support=replace(shapes, shapes={"q_proj": (4, 4)}))
     await world.worker(FakeRunner())  # takes none
-    first = await world.worker(runners[0], adapter_bytes=64)
-    await world.router()
-    await world.ready()
+    await world.start([runners[0]], adapter_bytes=64)
     adapters, large = world.routers[0].adapters, write_small_lora(tmp_path / "large", 1, 16)
     for folder, model, error, words in (
         (folders[0], "witness", BadModel, r"q_proj\.lora_A\.weight is for 4 inputs, and the model's q_proj has 8"),
@@ -138,17 +132,14 @@ async def test_a_name_is_not_given_to_what_no_worker_of_the_model_runs(world, fo
     await world.worker(runners[1])
     await world.ready()
     await adapters.add("a", str(folders[0]), "witness")
-    await world.kill(first)
+    await world.kill(world.workers[1])
     assert await ask(world.client(), "a") == expected(folders[0])
 
 
 async def test_a_name_whose_model_is_gone_says_so_and_no_worker_of_another_model_has_it(world, folders):
     other = WitnessRunner()
     other.info = replace(other.info, model="other", fingerprint="others")
-    await world.worker(WitnessRunner())
-    await world.worker(other)
-    await world.router()
-    await world.ready()
+    await world.start([WitnessRunner(), other])
     await world.routers[0].adapters.add("a", str(folders[0]), "witness")
     await world.routers[0].adapters.add("b", str(folders[0]), "other")
     await ask(world.client(), "b")

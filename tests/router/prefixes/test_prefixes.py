@@ -69,9 +69,7 @@ def one(world):
 
 
 async def test_half_of_a_worker_is_kept_at_most(world):
-    await world.worker(FakeRunner(step_s=0.001, num_blocks=16, block_size=16))
-    await world.router()
-    await world.ready()
+    await world.start([FakeRunner(step_s=0.001, num_blocks=16, block_size=16)])
     admin = world.admin()
     for name in ("a", "b"):
         await admin.AddPrefix(admin_pb2.AddPrefixRequest(name=name, text=name + TEXT[:95]))
@@ -111,14 +109,12 @@ async def test_bad_prefixes_are_refused_by_name(world):
 
 
 async def test_a_prefix_is_one_of_the_model_that_has_the_name_of_its_own_now(world):
-    old = await world.worker(FakeRunner(step_s=0.001, model="words"), lease_ms=2000)
-    await world.router()
-    await world.ready()
+    await world.start([FakeRunner(step_s=0.001, model="words")], lease_ms=2000)
     admin = world.admin()
     await admin.AddPrefix(admin_pb2.AddPrefixRequest(name="sea", text=TEXT, workers=2))
     await until_warm(world, admin, "sea", 1)
     before = one(world)
-    await world.kill(old)
+    await world.kill(world.workers[0])
     await world.worker(FakeRunner(step_s=0.001, model="words", vocab_size=900))
     await world.until(lambda: one(world).model != before.model, timeout_s=30)
     assert replace(one(world), model=before.model) == before
