@@ -55,46 +55,6 @@ async def test_every_token_has_its_log_probability(world):
             assert len(completion.prompt_logprobs) == len(PROMPT) - 1
 
 
-@pytest.mark.parametrize(
-    "params",
-    [
-        replace(GREEDY, max_tokens=40, stop=("kk",)),
-        SamplingParams(seed=3, n=2, best_of=4, max_tokens=30),
-        SamplingParams(seed=3, n=3, max_tokens=30),
-    ],
-    ids=["greedy", "ranked", "n"],
-)
-async def test_a_stream_can_be_resumed_from_every_place(world, oracle, params):
-    """A client that resumes by token or by index, on any router, while the request runs or later, gets the rest."""
-    await world.start(workers=1, routers=2)
-    first, other = world.client(0), world.client(1)
-    expected = oracle.outputs(PROMPT, params)
-    seen, joins = [], []
-    async with first.generate(PROMPT, params, request_id="one") as stream:
-        async for event in stream:
-            seen.append(event)
-            joins.append((len(seen), asyncio.create_task(rest_of(other, event.resume_token))))
-    joins += [(count, asyncio.create_task(rest_of(other, seen[count - 1].resume_token))) for count, _ in joins]
-    for count, join in joins:
-        assert joined([*seen[:count], *await join], params.n) == [(tokens, text) for tokens, text, _ in expected]
-    for start in (0, 1, 7):
-        events = [event async for event in other.attach("one", next_indexes=[start] * params.n)]
-        tokens = [tokens[start:] for tokens, _, _ in expected]
-        assert [got for got, _ in joined(events, params.n)] == tokens
-        again = await rest_of(first, events[0].resume_token)
-        assert [got for got, _ in joined([events[0], *again], params.n)] == tokens
-
-
-async def rest_of(client, resume_token) -> list:
-    return [event async for event in client.attach(resume_token=resume_token)]
-
-
-def joined(events, num_branches) -> list[tuple[tuple[int, ...], str]]:
-    """The (tokens, text) of each branch."""
-    mine = [[event for event in events if event.branch == branch] for branch in range(num_branches)]
-    return [(tuple(t for e in each for t in e.token_ids), "".join(e.text for e in each)) for each in mine]
-
-
 async def test_the_deadline_ends_what_waits_and_what_runs(world):
     """The request ends before the client's own deadline, and what was generated is delivered."""
     await world.start(step_s=0.005)

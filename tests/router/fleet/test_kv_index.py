@@ -2,7 +2,7 @@ from collections.abc import Sequence
 from functools import reduce
 from operator import xor
 
-from hypothesis import given, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
@@ -127,16 +127,3 @@ class KvIndexMachine(RuleBasedStateMachine):
 
 TestKvIndex = KvIndexMachine.TestCase
 TestKvIndex.settings = settings(stateful_step_count=25)
-
-
-@given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20)), min_size=1, max_size=70))
-def test_many_workers_with_prefixes_of_all_lengths(lengths: list[tuple[int, int]]) -> None:
-    hashes = [BlockHash(number.to_bytes(16, "little")) for number in range(30)]
-    index = KvIndex()
-    for number, (num_device, num_host) in enumerate(lengths):
-        device, host = hashes[:num_device], hashes[num_device : num_device + num_host]
-        index.apply_snapshot(Incarnation(str(number)), b"".join(device), b"".join(host), 0)
-    hit = {str(number): hits for number, hits in enumerate(lengths) if sum(hits)}
-    assert index.find_hits(hashes[:25]) == {
-        name: HitCounts(num_device, min(num_host, 25 - num_device)) for name, (num_device, num_host) in hit.items()
-    }

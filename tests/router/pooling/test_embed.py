@@ -73,18 +73,6 @@ async def test_vectors_are_in_order_and_as_asked(world):
     assert scores.usage.prompt_tokens == 3  # each text once
 
 
-async def test_a_worker_that_dies_costs_no_vector(world):
-    await world.start(3, step_s=0.02, max_batch_tokens=64, max_batch_sequences=8)
-    stub = world.stub()
-    call = asyncio.create_task(asyncio.wait_for(stub.Embed(request()), 60))
-    dispatcher = world.routers[0].pooling.dispatcher
-    await world.until(lambda: dispatcher.num_vectors["fake"] > 30)
-    await world.kill(world.workers[0])
-    assert vectors(await call) == expected()
-    assert dispatcher.num_sent_again["fake"] > 0 and not dispatcher.num_under_way
-    await world.until(lambda: not (dispatcher._tasks or dispatcher._shares or len(dispatcher._queue)))
-
-
 async def test_a_prompt_that_kills_is_given_up_and_no_other(world, monkeypatch):
     """The killers here are links that break: three workers "die" by whoever gets the prompt with token 999."""
     await world.start(2, max_batch_sequences=8)

@@ -10,7 +10,7 @@ from octavo.pooling.params import PoolingParams
 from octavo.request.errors import ServingError
 from octavo.request.ids import Incarnation
 from octavo.wire.pooling import PromptVector
-from router.pooling.prompt_queue import VectorCall, WaitingPrompt
+from router.pooling.prompt_queue import VectorCall
 from router.pooling.vector_dispatcher import VectorDispatcher
 
 WORKER = Incarnation("w")
@@ -53,17 +53,6 @@ def call_of(tenant="t"):
 async def settled():
     for _ in range(10):
         await asyncio.sleep(0)
-
-
-async def test_a_call_cancelled_before_it_begins_gives_back_its_share(dispatcher):
-    prompt = WaitingPrompt(call_of(), [1, 2, 3], asyncio.get_running_loop().create_future(), num_losses=2)
-    dispatcher._queue.add(prompt)
-    dispatcher._send_waiting()
-    assert dispatcher._shares[WORKER].alone and dispatcher._shares[WORKER].num_tokens == 3
-    for task in dispatcher._tasks:
-        task.cancel()
-    await settled()
-    assert not dispatcher._tasks and not dispatcher._shares
 
 
 async def test_prompts_of_who_has_left_do_not_wait_behind_others(dispatcher, worker):
