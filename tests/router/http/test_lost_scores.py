@@ -33,14 +33,13 @@ def lost(monkeypatch):
     ],
     ids=str,
 )
-async def test_an_answer_without_them_is_an_error_that_clients_repeat(world, call, lost, asked, name):
-    await world.start()
+async def test_an_answer_without_them_is_an_error_that_clients_repeat(lost, asked, name, post):
     body = {"prompt": [5, 6, 7], "temperature": 0, "max_tokens": 3, **asked}
-    assert (await call("POST", "/v1/completions", body)).status == 200
+    assert (await post("/v1/completions", body)).status == 200
     lost.append(name)
-    answer = await call("POST", "/v1/completions", body)
+    answer = await post("/v1/completions", body)
     assert (answer.status, answer.error["code"]) == (503, "unreachable")
     # One that the client has named it may fetch as often as it likes, as far as it goes.
     named = {**body, "request_id": "mine"}
-    assert (await call("POST", "/v1/completions", named)).status == 200
-    assert (await call("POST", "/v1/completions", {"prompt": [5, 6, 7], "max_tokens": 3})).status == 200
+    assert (await post("/v1/completions", named)).status == 200
+    assert (await post("/v1/completions", {"prompt": [5, 6, 7], "max_tokens": 3})).status == 200

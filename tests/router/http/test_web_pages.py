@@ -7,21 +7,20 @@ BODY = {"prompt": [4, 5, 6], "max_tokens": 3}
 PAGE = "https://chat.example.com"
 
 
-async def test_no_page_spends_the_machine(world, call):
+async def test_no_page_spends_the_machine(world, call, post):
     """Neither by what forms can send, nor under another name, nor by asking first."""
-    await world.start()
     for headers, status in [
         ({"content-type": "text/plain"}, 415),
         ({"origin": "http://evil.example"}, 403),
         ({"host": "evil.example"}, 421),
     ]:
-        answer = await call("POST", PATH, BODY, **headers)
+        answer = await post(PATH, BODY, **headers)
         assert answer.status == status and answer.error["message"], headers
     asked = {"origin": "http://evil.example", "access_control_request_method": "POST"}
     assert (await call("OPTIONS", PATH, **asked)).status == 403
     assert world.routers[0]._opener.num_sessions == 0
     assert not world.entries, "a request was accepted"
-    answer = await call("POST", PATH, BODY)
+    answer = await post(PATH, BODY)
     assert answer.status == 200 and "access-control-allow-origin" not in answer.headers
 
 

@@ -37,8 +37,7 @@ async def test_a_hostile_template_costs_its_caller_alone(world, call, monkeypatc
     assert "takes more than 2.0 s" in refused.result().object["error"]["message"]
 
 
-async def test_tools_calls_and_further_fields_get_to_the_template(world, call, templates):
-    await world.start()
+async def test_tools_calls_and_further_fields_get_to_the_template(templates, post):
     made = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"where": "Oslo"}'}}
     messages = [
         {"role": "developer", "content": [{"type": "text", "text": "Be"}, {"type": "text", "text": "brief"}]},
@@ -46,7 +45,7 @@ async def test_tools_calls_and_further_fields_get_to_the_template(world, call, t
         {"role": "assistant", "content": None, "tool_calls": [made], "refusal": None},
         {"role": "tool", "content": "rain", "tool_call_id": "c1", "name": "weather"},
     ]
-    answer = await call("POST", PATH, {"messages": messages, "tools": [TOOL], "tool_choice": "auto", "max_tokens": 2})
+    answer = await post(PATH, {"messages": messages, "tools": [TOOL], "tool_choice": "auto", "max_tokens": 2})
     assert answer.status == 200
     ((turns, begins, tools, details, _),) = templates
     assert turns == [("system", "Be\nbrief"), ("user", ""), ("assistant", ""), ("tool", "rain")]
@@ -54,10 +53,10 @@ async def test_tools_calls_and_further_fields_get_to_the_template(world, call, t
     assert details[1] == {"mood": {"calm": 1}}
     assert details[2]["tool_calls"][0]["function"] == {"name": "weather", "arguments": {"where": "Oslo"}}
     assert details[3] == {"tool_call_id": "c1", "name": "weather"}
-    await call("POST", PATH, {"messages": HI, "tools": [TOOL], "tool_choice": "none", "max_tokens": 2})
+    await post(PATH, {"messages": HI, "tools": [TOOL], "tool_choice": "none", "max_tokens": 2})
     assert templates[-1][2:4] == ([], [])
     deep = json.loads("[" * 40 + "]" * 40)
-    refused = await call("POST", PATH, {"messages": [{"role": "user", "content": "x", "mood": deep}], "max_tokens": 2})
+    refused = await post(PATH, {"messages": [{"role": "user", "content": "x", "mood": deep}], "max_tokens": 2})
     assert (refused.status, refused.error["param"]) == (400, "messages[0]")
 
 

@@ -10,18 +10,17 @@ GREEDY = {"prompt": PROMPT, "temperature": 0, "max_tokens": 20}
 PATH = "/v1/completions"
 
 
-async def test_log_probabilities_of_prompts_have_the_shape_of_vllm(world, call):
-    await world.start()
+async def test_log_probabilities_of_prompts_have_the_shape_of_vllm(post):
     body = {"prompt": "Once", "temperature": 0, "max_tokens": 2, "prompt_logprobs": 2, "n": 2}
-    choices = (await call("POST", PATH, body)).object["choices"]
+    choices = (await post(PATH, body)).object["choices"]
     assert choices[0]["prompt_logprobs"] == choices[1]["prompt_logprobs"]
     first, *rest = choices[0]["prompt_logprobs"]
     assert first is None
     for char, entries in zip("nce", rest, strict=True):
         assert entries[str(ord(char))]["decoded_token"] == char
-    plain = (await call("POST", PATH, {**body, "prompt_logprobs": None})).object
+    plain = (await post(PATH, {**body, "prompt_logprobs": None})).object
     assert "prompt_logprobs" not in plain["choices"][0]
-    other = await call("POST", PATH, {**body, "n": 1, "logprobs": 1, "echo": True})
+    other = await post(PATH, {**body, "n": 1, "logprobs": 1, "echo": True})
     assert (other.status, other.error["param"]) == (400, "prompt_logprobs")
 
 
@@ -39,12 +38,11 @@ def test_a_priority_may_be_a_number():
         assert request.priority == inference_pb2.Priority.Value(f"PRIORITY_{name}")
 
 
-async def test_every_answer_repeats_the_name_that_a_client_gives(world, call):
-    await world.start()
-    first, second = [await call("POST", PATH, GREEDY, x_request_id="trace-7") for _ in range(2)]
+async def test_every_answer_repeats_the_name_that_a_client_gives(call, post):
+    first, second = [await post(PATH, GREEDY, x_request_id="trace-7") for _ in range(2)]
     assert first.object["id"] != second.object["id"]
     assert first.headers["x-octavo-request-id"] == first.object["id"]
-    unfit = await call("POST", PATH, GREEDY, x_request_id="x" * 129)
+    unfit = await post(PATH, GREEDY, x_request_id="x" * 129)
     assert unfit.headers["x-request-id"] == unfit.object["id"]
     for method, path, body, status in (
         ("POST", PATH, GREEDY, 200),
@@ -66,12 +64,11 @@ async def test_every_answer_repeats_the_name_that_a_client_gives(world, call):
         assert answer.headers.get("x-octavo-request-id", "") != "trace-9"
 
 
-async def test_a_budget_for_thinking_needs_a_model_that_thinks(world, call):
-    await world.start()
+async def test_a_budget_for_thinking_needs_a_model_that_thinks(post):
     for name in ("thinking_budget", "thinking_token_budget"):
-        refused = await call("POST", PATH, {**GREEDY, name: 3})
+        refused = await post(PATH, {**GREEDY, name: 3})
         assert (refused.status, refused.error["param"]) == (400, "thinking_budget")
-        assert (await call("POST", PATH, {**GREEDY, name: 3, "thinking_end_ids": [7]})).status == 200
+        assert (await post(PATH, {**GREEDY, name: 3, "thinking_end_ids": [7]})).status == 200
 
 
 CHAT = {"messages": [{"role": "user", "content": "Hello"}], "temperature": 1, "seed": 5, "max_tokens": 6, "n": 2}
@@ -82,35 +79,33 @@ def in_choices(answer):
     return [choice.get("prompt_token_ids") for choice in answer["choices"]]
 
 
-async def test_token_ids_of_the_prompt_are_shown_once(world, call, templates):
+async def test_token_ids_of_the_prompt_are_shown_once(templates, post):
     """In each choice of a completion, beside the choices of a chat; in a stream, in the first chunk of these."""
-    await world.start()
     body = {**COMPLETION, "return_token_ids": True, "truncate_prompt_tokens": 7}
-    assert in_choices((await call("POST", PATH, {**body, "truncation_side": "left"})).object) == [PROMPT[-7:]] * 2
-    assert in_choices((await call("POST", PATH, {**body, "truncation_side": "right"})).object) == [PROMPT[:7]] * 2
-    chunks = (await call("POST", PATH, {**body, "stream": True})).chunks
+    assert in_choices((await post(PATH, {**body, "truncation_side": "left"})).object) == [PROMPT[-7:]] * 2
+    assert in_choices((await post(PATH, {**body, "truncation_side": "right"})).object) == [PROMPT[:7]] * 2
+    chunks = (await post(PATH, {**body, "stream": True})).chunks
     for index in range(2):
         shown = [ids for chunk in chunks for ids in in_choices(chunk) if chunk["choices"][0]["index"] == index]
         assert shown == [PROMPT[-7:]] + [None] * (len(shown) - 1)
-    several = (await call("POST", PATH, {**COMPLETION, "return_token_ids": True, "prompt": ["ab", "c"]})).object
+    several = (await post(PATH, {**COMPLETION, "return_token_ids": True, "prompt": ["ab", "c"]})).object
     assert in_choices(several) == [[*b"ab"]] * 2 + [[*b"c"]] * 2
 
     path, prompt = "/v1/chat/completions", [*b"u:Hello\n"]
-    whole = (await call("POST", path, {**CHAT, "return_token_ids": True})).object
+    whole = (await post(path, {**CHAT, "return_token_ids": True})).object
     assert whole["prompt_token_ids"] == prompt
     assert in_choices(whole) == [None] * 2
-    first, *others = (await call("POST", path, {**CHAT, "return_token_ids": True, "stream": True})).chunks
+    first, *others = (await post(path, {**CHAT, "return_token_ids": True, "stream": True})).chunks
     assert first["prompt_token_ids"] == prompt
     assert not any("prompt_token_ids" in chunk for chunk in others)
-    assert "prompt_token_ids" not in (await call("POST", path, CHAT)).object
+    assert "prompt_token_ids" not in (await post(path, CHAT)).object
 
 
 @pytest.mark.parametrize(("path", "body"), [(PATH, COMPLETION), ("/v1/chat/completions", CHAT)])
-async def test_each_chunk_may_have_the_usage_of_its_choice(world, call, templates, path, body):
-    await world.start()
+async def test_each_chunk_may_have_the_usage_of_its_choice(templates, path, body, post):
     options = {"include_usage": True, "continuous_usage_stats": True}
     asked = {**body, "stream": True, "return_token_ids": True}
-    *chunks, last = (await call("POST", path, {**asked, "stream_options": options})).chunks
+    *chunks, last = (await post(path, {**asked, "stream_options": options})).chunks
     num_tokens = [0, 0]
     for chunk in chunks:
         (choice,) = chunk["choices"]
@@ -119,31 +114,29 @@ async def test_each_chunk_may_have_the_usage_of_its_choice(world, call, template
         shown["total_tokens"] += num_tokens[choice["index"]]
         assert chunk["usage"] == {**shown, "completion_tokens": num_tokens[choice["index"]]}
     assert last["usage"]["completion_tokens"] == sum(num_tokens) == 12
-    alone = await call("POST", path, {**asked, "stream_options": {"continuous_usage_stats": True}})
+    alone = await post(path, {**asked, "stream_options": {"continuous_usage_stats": True}})
     assert all("usage" not in chunk for chunk in alone.chunks)
 
 
-async def test_a_beam_search_has_the_name_of_vllm(world, call):
-    await world.start()
+async def test_a_beam_search_has_the_name_of_vllm(post):
     beams = {**GREEDY, "n": 3, "length_penalty": 0.5}
     found, same = [
-        (await call("POST", PATH, {**beams, **name})).object["choices"]
+        (await post(PATH, {**beams, **name})).object["choices"]
         for name in ({"use_beam_search": True, "early_stopping": False}, {"beam_width": 3})
     ]
     assert found == same and len(found) == 3
-    one = await call("POST", PATH, {**GREEDY, "temperature": 1, "use_beam_search": True})
-    assert one.object["choices"] == (await call("POST", PATH, GREEDY)).object["choices"]
-    drawn = await call("POST", PATH, {**beams, "use_beam_search": True, "top_p": 0.5})
+    one = await post(PATH, {**GREEDY, "temperature": 1, "use_beam_search": True})
+    assert one.object["choices"] == (await post(PATH, GREEDY)).object["choices"]
+    drawn = await post(PATH, {**beams, "use_beam_search": True, "top_p": 0.5})
     assert (drawn.status, drawn.error["param"]) == (400, "top_p")
 
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("path", [PATH, "/v1/chat/completions"])
-async def test_log_probabilities_may_name_tokens_by_id(world, call, templates, path, stream):
-    await world.start()
+async def test_log_probabilities_may_name_tokens_by_id(templates, path, stream, post):
     body = {**COMPLETION, "logprobs": 1, "echo": True} if path == PATH else {**CHAT, "logprobs": True}
     more = {"n": 1, "return_token_ids": True, "return_tokens_as_token_ids": True, "stream": stream}
-    answer = await call("POST", path, {**body, **more})
+    answer = await post(path, {**body, **more})
     choices = [each["choices"][0] for each in (answer.chunks if stream else [answer.object])]
     shown = [each["logprobs"] for each in choices if each["logprobs"]]
     named = [name for each in shown for name in each.get("tokens") or [one["token"] for one in each["content"]]]

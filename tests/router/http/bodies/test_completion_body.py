@@ -18,9 +18,8 @@ def texts(chunks):
     return found
 
 
-async def test_an_answer_is_what_grpc_answers_whole_and_in_chunks(world, call, oracle):
-    await world.start()
-    answer = await call("POST", PATH, {**GREEDY, "return_token_ids": True})
+async def test_an_answer_is_what_grpc_answers_whole_and_in_chunks(world, oracle, post):
+    answer = await post(PATH, {**GREEDY, "return_token_ids": True})
     ((tokens, text, _),) = oracle.outputs(PROMPT, SamplingParams(temperature=0.0, max_tokens=40))
     assert answer.status == 200
     found = answer.object
@@ -32,7 +31,7 @@ async def test_an_answer_is_what_grpc_answers_whole_and_in_chunks(world, call, o
     assert found["choices"] == [{"index": 0, "text": text, "logprobs": None, "finish_reason": "length", **shown}]
     counted = {"prompt_tokens": len(PROMPT), "completion_tokens": 40, "total_tokens": len(PROMPT) + 40}
     assert found["usage"] == {**counted, "prompt_tokens_details": {"cached_tokens": 0}}
-    answer = await call("POST", PATH, {**GREEDY, "stream": True, "stream_options": {"include_usage": True}})
+    answer = await post(PATH, {**GREEDY, "stream": True, "stream_options": {"include_usage": True}})
     *chunks, last = answer.chunks
     assert answer.headers["content-type"].startswith("text/event-stream")
     assert texts(chunks) == {0: text}
@@ -42,16 +41,15 @@ async def test_an_answer_is_what_grpc_answers_whole_and_in_chunks(world, call, o
     assert finishes == [None] * (len(chunks) - 1) + ["length"]
     assert all(chunk["usage"] is None for chunk in chunks)
     assert (last["choices"], last["usage"]["completion_tokens"]) == ([], 40)
-    plain = await call("POST", PATH, {**GREEDY, "stream": True})
+    plain = await post(PATH, {**GREEDY, "stream": True})
     assert all("usage" not in chunk for chunk in plain.chunks)
 
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("more", [{"n": 3}, {"n": 2, "best_of": 4}, {"n": 1, "stop": ["e", "zz"]}])
-async def test_branches_seeds_and_stops_are_those_of_grpc(world, call, oracle, stream, more):
-    await world.start()
+async def test_branches_seeds_and_stops_are_those_of_grpc(oracle, stream, more, post):
     params = SamplingParams(seed=7, max_tokens=30, **{k: tuple(v) if k == "stop" else v for k, v in more.items()})
-    answer = await call("POST", PATH, {"prompt": PROMPT, "seed": 7, "max_tokens": 30, "stream": stream, **more})
+    answer = await post(PATH, {"prompt": PROMPT, "seed": 7, "max_tokens": 30, "stream": stream, **more})
     expected = {i: text for i, (_, text, _) in enumerate(oracle.outputs(PROMPT, params))}
     if stream:
         assert texts(answer.chunks) == expected
@@ -59,23 +57,21 @@ async def test_branches_seeds_and_stops_are_those_of_grpc(world, call, oracle, s
         assert {choice["index"]: choice["text"] for choice in answer.object["choices"]} == expected
 
 
-async def test_a_text_prompt_is_echoed(world, call):
-    await world.start()
+async def test_a_text_prompt_is_echoed(post):
     asked = {"prompt": ["Once é"], "temperature": 0, "max_tokens": 8}
-    answer = (await call("POST", PATH, asked)).object
-    echoed = (await call("POST", PATH, {**asked, "echo": True})).object
+    answer = (await post(PATH, asked)).object
+    echoed = (await post(PATH, {**asked, "echo": True})).object
     assert echoed["choices"][0]["text"] == "Once é" + answer["choices"][0]["text"]
-    streamed = await call("POST", PATH, {**asked, "echo": True, "stream": True})
+    streamed = await post(PATH, {**asked, "echo": True, "stream": True})
     assert texts(streamed.chunks) == {0: echoed["choices"][0]["text"]}
-    cut = (await call("POST", PATH, {"prompt": "abcdef", "echo": True, "truncate_prompt_tokens": 2})).object
+    cut = (await post(PATH, {"prompt": "abcdef", "echo": True, "truncate_prompt_tokens": 2})).object
     assert cut["choices"][0]["text"].startswith("ef")
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_log_probabilities_have_the_shape_of_completions(world, call, stream):
-    await world.start()
+async def test_log_probabilities_have_the_shape_of_completions(stream, post):
     body = {"prompt": "Once", "temperature": 0, "max_tokens": 6, "logprobs": 2, "stream": stream}
-    answer = await call("POST", PATH, body)
+    answer = await post(PATH, body)
     shown = [each["choices"][0]["logprobs"] for each in (answer.chunks if stream else [answer.object])]
     joined = {name: [value for part in shown for value in part[name]] for name in shown[0]}
     names = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
@@ -85,19 +81,18 @@ async def test_log_probabilities_have_the_shape_of_completions(world, call, stre
         assert top[name] == logprob <= 0 and 2 <= len(top) <= 3
 
 
-async def test_a_prompt_is_scored_without_output(world, call):
+async def test_a_prompt_is_scored_without_output(post):
     """What evaluation harnesses ask for: echo, log probabilities, and no new token."""
-    await world.start()
     body = {"prompt": "Once", "temperature": 0, "max_tokens": 0, "logprobs": 1, "echo": True}
-    found = (await call("POST", PATH, body)).object
+    found = (await post(PATH, body)).object
     (choice,) = found["choices"]
     assert (choice["text"], found["usage"]["completion_tokens"]) == ("Once", 0)
     scores = choice["logprobs"]
     assert (scores["tokens"], scores["text_offset"]) == (list("Once"), [0, 1, 2, 3])
     assert scores["token_logprobs"][0] is None and all(value <= 0 for value in scores["token_logprobs"][1:])
-    (chunk,) = (await call("POST", PATH, {**body, "stream": True})).chunks
+    (chunk,) = (await post(PATH, {**body, "stream": True})).chunks
     assert chunk["choices"][0]["logprobs"] == scores
-    more = (await call("POST", PATH, {**body, "max_tokens": 2})).object["choices"][0]["logprobs"]
+    more = (await post(PATH, {**body, "max_tokens": 2})).object["choices"][0]["logprobs"]
     assert (len(more["tokens"]), more["token_logprobs"][:4]) == (6, scores["token_logprobs"])
 
 
@@ -128,20 +123,18 @@ WRONG = [
 ]
 
 
-async def test_a_wrong_field_is_named(world, call):
-    await world.start()
+async def test_a_wrong_field_is_named(post):
     for more, param, word in WRONG:
-        answer = await call("POST", PATH, {**GREEDY, **more})
+        answer = await post(PATH, {**GREEDY, **more})
         assert (answer.status, answer.error["type"]) == (400, "invalid_request_error"), more
         assert answer.error["param"] == param
         assert word in answer.error["message"]
         assert "sampling." not in answer.error["message"]
 
 
-async def test_what_is_no_object_is_refused(world, call):
-    await world.start()
+async def test_what_is_no_object_is_refused(post):
     for body in (b"", b"{", b"[]", b"\xff", b'{"a": NaN}', b"[" * 100_000, b'{"n": ' + b"9" * 5000 + b"}"):
-        answer = await call("POST", PATH, body)
+        answer = await post(PATH, body)
         assert (answer.status, answer.error["param"] in ("body", "n")) == (400, True), body[:20]
 
 

@@ -50,12 +50,11 @@ def test_with_warn_all_are_accepted_but_none_inside_others(read, base):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_the_answer_names_them(world, call, stream):
-    await world.start()
-    answer = await call("POST", PATH, {**BODY, "user": "u", "cache_prompt": True, "stream": stream})
+async def test_the_answer_names_them(stream, post):
+    answer = await post(PATH, {**BODY, "user": "u", "cache_prompt": True, "stream": stream})
     assert (answer.status, answer.headers[HEADER]) == (200, "user, cache_prompt")
-    assert HEADER not in (await call("POST", PATH, {**BODY, "stream": stream})).headers
-    refused = await call("POST", PATH, {**BODY, "guided_json": {}})
+    assert HEADER not in (await post(PATH, {**BODY, "stream": stream})).headers
+    refused = await post(PATH, {**BODY, "guided_json": {}})
     assert (refused.status, refused.error["param"]) == (400, "guided_json")
 
 

@@ -20,17 +20,16 @@ TOOL = {"name": "weather", "description": "tells", "input_schema": {"type": "obj
 ASKED = {"max_tokens": 12, "messages": HI, "temperature": 0}
 
 
-async def test_a_message_is_answered_whole_and_in_events(world, call, templates):
-    await world.start()
-    whole = (await call("POST", PATH, ASKED)).object
+async def test_a_message_is_answered_whole_and_in_events(templates, post):
+    whole = (await post(PATH, ASKED)).object
     assert whole["id"].startswith("msg_")
     assert (whole["type"], whole["role"], whole["stop_reason"]) == ("message", "assistant", "max_tokens")
     (block,) = whole["content"]
     usage = whole["usage"]
     assert usage["output_tokens"] == 12
-    counted = (await call("POST", f"{PATH}/count_tokens", {"messages": HI})).object
+    counted = (await post(f"{PATH}/count_tokens", {"messages": HI})).object
     assert counted == {"input_tokens": usage["input_tokens"] + usage["cache_read_input_tokens"]}
-    answer = await call("POST", PATH, {**ASKED, "stream": True})
+    answer = await post(PATH, {**ASKED, "stream": True})
     assert answer.headers["request-id"] == answer.headers["x-request-id"]
     first, begun, *deltas, end, told, last = named_events(answer.body)
     assert [each["type"] for each in (first, begun)] == ["message_start", "content_block_start"]
@@ -40,13 +39,12 @@ async def test_a_message_is_answered_whole_and_in_events(world, call, templates)
     assert (told["delta"]["stop_reason"], told["usage"]["output_tokens"]) == ("max_tokens", 12)
 
 
-async def test_a_budget_holds_a_model_that_has_marks_of_thinking(world, call, templates, monkeypatch):
-    await world.start()
+async def test_a_budget_holds_a_model_that_has_marks_of_thinking(world, templates, monkeypatch, post):
     thinking = {"thinking": {"type": "enabled", "budget_tokens": 3}}
 
     async def asked(**more):
         """The budget and its marks, as the record has them."""
-        name = (await call("POST", PATH, ASKED | thinking | more)).object["id"]
+        name = (await post(PATH, ASKED | thinking | more)).object["id"]
         params = sampling_from_bytes(world.entry(name).record.sampling)
         return params.thinking_budget, params.thinking_start_ids, params.thinking_end_ids
 
@@ -56,28 +54,26 @@ async def test_a_budget_holds_a_model_that_has_marks_of_thinking(world, call, te
     assert await asked() == (3, (7,), (8,))
     assert await asked(thinking_budget=5) == (5, (7,), (8,))
     assert (await asked(output_config={"format": {"type": "json_schema", "schema": {"enum": [7]}}}))[0] is None
-    wrong = await call("POST", PATH, ASKED | {"thinking": {"type": "enabled", "budget_tokens": "many"}})
+    wrong = await post(PATH, ASKED | {"thinking": {"type": "enabled", "budget_tokens": "many"}})
     assert wrong.status == 400
 
 
-async def test_the_stop_sequence_that_ended_the_text_is_named(world, call, templates):
-    await world.start()
+async def test_the_stop_sequence_that_ended_the_text_is_named(templates, post):
     asked = {**ASKED, "max_tokens": 400}
-    text = (await call("POST", PATH, asked)).object["content"][0]["text"]
+    text = (await post(PATH, asked)).object["content"][0]["text"]
     stop = next(char for char in text[10:] if char.isascii())
-    cut = (await call("POST", PATH, {**asked, "stop_sequences": ["never", stop]})).object
+    cut = (await post(PATH, {**asked, "stop_sequences": ["never", stop]})).object
     assert (cut["stop_reason"], cut["stop_sequence"]) == ("stop_sequence", stop)
     assert cut["content"][0]["text"] == text[: text.index(stop)]
 
 
-async def test_errors_have_the_shape_of_anthropics_api(world, call, templates):
-    await world.start()
+async def test_errors_have_the_shape_of_anthropics_api(templates, post):
     for body, status, kind in [
         ({"messages": HI}, 400, "invalid_request_error"),
         ({**ASKED, "model": "claude-9"}, 404, "not_found_error"),
         (b"{", 400, "invalid_request_error"),
     ]:
-        answer = await call("POST", PATH, body)
+        answer = await post(PATH, body)
         assert answer.status == status
         assert answer.object["type"] == "error"
         assert answer.object["error"]["type"] == kind

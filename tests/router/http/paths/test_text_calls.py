@@ -7,17 +7,16 @@ from octavo.text.tokenizers.byte_tokenizer import ByteTokenizer
 HI = [{"role": "user", "content": "Hi"}]
 
 
-async def test_a_prompt_becomes_tokens_and_text_again(world, call, templates):
-    await world.start()
+async def test_a_prompt_becomes_tokens_and_text_again(world, templates, call, post):
     context = world.routers[0].models.list_models()[0].context_tokens
-    found = (await call("POST", "/tokenize", {"prompt": "né", "return_token_strs": True})).object
+    found = (await post("/tokenize", {"prompt": "né", "return_token_strs": True})).object
     ids = [*"né".encode()]
     names = ["n", "bytes:\\xc3", "bytes:\\xa9"]
     assert found == {"count": 3, "max_model_len": context, "tokens": ids, "token_strs": names}
-    assert (await call("POST", "/tokenize", {"prompt": "né"})).object["token_strs"] is None
-    assert (await call("POST", "/detokenize", {"tokens": ids, "model": "fake"})).object == {"prompt": "né"}
+    assert (await post("/tokenize", {"prompt": "né"})).object["token_strs"] is None
+    assert (await post("/detokenize", {"tokens": ids, "model": "fake"})).object == {"prompt": "né"}
     assert (await call("GET", "/version")).object == {"version": version("octavo")}
-    assert (await call("POST", "/tokenize", {"messages": HI})).object["tokens"] == [*b"u:Hi\n"]
+    assert (await post("/tokenize", {"messages": HI})).object["tokens"] == [*b"u:Hi\n"]
 
 
 async def test_a_client_learns_how_chats_are_rendered(world, call, monkeypatch):
@@ -32,8 +31,7 @@ async def test_a_client_learns_how_chats_are_rendered(world, call, monkeypatch):
     assert (await call("GET", "/tokenizer_info?model=none")).status == 404
 
 
-async def test_what_is_wrong_is_named(world, call):
-    await world.start()
+async def test_what_is_wrong_is_named(post):
     for path, body, param in (
         ("/tokenize", {}, "prompt"),
         ("/tokenize", {"prompt": "x", "messages": HI}, "prompt"),
@@ -46,5 +44,5 @@ async def test_what_is_wrong_is_named(world, call):
         ("/detokenize", {"tokens": "x"}, "tokens"),
         ("/detokenize", {"tokens": [1], "newer": 1}, "newer"),
     ):
-        answer = await call("POST", path, body)
+        answer = await post(path, body)
         assert (answer.status, answer.error["param"]) == (404 if param == "model" else 400, param)

@@ -91,12 +91,11 @@ async def test_what_is_not_stored_is_not_fetched_but_its_stream_goes_on(world, c
             assert named_events(rest.body) == first[after + 1 :]
 
 
-async def test_a_repeated_call_gets_the_same_response(world, call, templates):
-    await world.start()
-    first = (await call("POST", PATH, ASKED, **{"idempotency-key": "mine"})).object
+async def test_a_repeated_call_gets_the_same_response(templates, call, post):
+    first = (await post(PATH, ASKED, **{"idempotency-key": "mine"})).object
     assert first["id"] == "resp_mine"
-    assert (await call("POST", PATH, {**ASKED, "metadata": {"x": "y"}}, **{"idempotency-key": "mine"})).object == first
-    completion = await call("POST", "/v1/completions", {"prompt": [5, 6], "max_tokens": 2, "request_id": "resp_x"})
+    assert (await post(PATH, {**ASKED, "metadata": {"x": "y"}}, **{"idempotency-key": "mine"})).object == first
+    completion = await post("/v1/completions", {"prompt": [5, 6], "max_tokens": 2, "request_id": "resp_x"})
     assert completion.status == 200
     assert (await call("GET", f"{PATH}/resp_x")).status == 404
 
