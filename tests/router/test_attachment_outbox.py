@@ -18,25 +18,22 @@ A, ROUTER = SequenceId("a"), Incarnation("router")
 class FakeStore:
     """A store that knows which sequences are attached, and that can be down or silent."""
 
-    def __init__(self) -> None:
-        self.attached: set[SequenceId] = set()
-        self.calls: list[str] = []
-        self.down = False
-        self.answering = asyncio.Event()
+    def __init__(self):
+        self.attached, self.calls, self.down, self.answering = set(), [], False, asyncio.Event()
         self.answering.set()
 
-    async def attach(self, seq_id, router) -> bool:
+    async def attach(self, seq_id, router):
         await self._enter("attach")
         self.attached.add(seq_id)
         await self.answering.wait()
         return True
 
-    async def detach(self, seq_id, router) -> None:
+    async def detach(self, seq_id, router):
         await self._enter("detach")
         self.attached.discard(seq_id)
         await self.answering.wait()
 
-    async def _enter(self, name) -> None:
+    async def _enter(self, name):
         self.calls.append(name)
         await asyncio.sleep(0)
         if self.down:

@@ -15,9 +15,10 @@ PROMPT = list(range(3, 40))
 
 
 async def test_the_last_client_that_leaves_ends_requests(world):
-    await world.start(routers=2, router={"grace_ms": 2000})  # a session says three times in it that it is there
+    # A session says three times in its grace that it is there.
+    await world.start(routers=2, step_s=0.01, router={"grace_ms": 2000})
     one, two = world.client(0), world.client(1)
-    params = replace(GREEDY, max_tokens=3000)
+    params = replace(GREEDY, max_tokens=1000)
     kept, left = one.generate(PROMPT, params, request_id="kept"), one.generate(PROMPT, params, request_id="left")
     await anext(kept)
     await anext(left)
@@ -26,6 +27,7 @@ async def test_the_last_client_that_leaves_ends_requests(world):
     await other.aclose()  # who was attached last leaves, and the first one is still there
     await left.aclose()
     await world.until(lambda: world.entry("left").record.state is SequenceState.CANCELLED)
+    world.hurry()
     seen = [event async for event in kept]
     assert seen[-1].finish_reason is FinishReason.LENGTH
 

@@ -96,7 +96,7 @@ async def test_a_request_lost_on_its_way_is_accepted_again(world, oracle):
 
 
 @pytest.mark.scaled
-@settings(max_examples=draws(8, 40), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=draws(5, 40), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.lists(st.sampled_from([None, None, True, False]), max_size=120))
 def test_a_store_failing_anywhere_costs_nothing(make_world, oracle, data):
     asyncio.run(through_outages(make_world(), oracle, data))

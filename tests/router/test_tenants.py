@@ -198,17 +198,17 @@ async def test_any_router_refuses_a_stream_too_many(world, tmp_path):
 
 async def test_used_up_minutes_are_refused_with_a_delay(world, tmp_path):
     """By the settings of the routers. What runs is not ended, and what it uses beyond is owed."""
-    keys = await with_quotas(world, tmp_path / "keys", {"acme": TenantQuota()}, tenant_tokens_per_minute=600)
+    keys = await with_quotas(world, tmp_path / "keys", {"acme": TenantQuota()}, tenant_tokens_per_minute=200)
     client = client_of(world, keys["acme"])
-    whole = await client.complete(FEW, max_tokens=900, temperature=0.0, request_id="large")
-    assert len(whole.outputs[0].token_ids) == 900
+    whole = await client.complete(FEW, max_tokens=300, temperature=0.0, request_id="large")
+    assert len(whole.outputs[0].token_ids) == 300
     with pytest.raises(QuotaExceeded) as refused:
         await client_of(world, keys["acme"], 1).complete(FEW, **SHORT)
     assert refused.value.quota == "tokens_per_minute"
-    assert 0 < refused.value.retry_after_ms <= 2 * 903 * 100
+    assert 0 < refused.value.retry_after_ms <= 2 * 303 * 300
     endpoint, key = world.routers[0].http_endpoint, f"Bearer {keys['acme']}"
     asked = {"prompt": FEW, "max_tokens": 5}
     status, headers, body = await world.http(endpoint, "/v1/completions", asked, method="POST", authorization=key)
     assert (status, 0 < int(headers["retry-after"]) <= 2 * 91) == (429, True)
-    assert "600 tokens per minute" in body["error"]["message"]
+    assert "200 tokens per minute" in body["error"]["message"]
     assert (await client.get("large")).request_id == "large"  # what it has, it may read

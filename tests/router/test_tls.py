@@ -65,10 +65,10 @@ async def code_of(channel, method, client_streaming, server_streaming):
     try:
         async with asyncio.timeout(patience(20)):
             if server_streaming:
-                async for _ in call(empty, timeout=patience(1)):  # as long as a call takes that does not end by itself
+                async for _ in call(empty, timeout=patience(0.5)):  # as long as a call takes that does not end by itself
                     return None
             else:
-                await call(empty, timeout=patience(1))
+                await call(empty, timeout=patience(0.5))
     except grpc.aio.AioRpcError as error:
         return error.code()
     return None

@@ -54,16 +54,10 @@ def view(name: str, num_running: int = 0, cached: int = 0) -> WorkerView:
 class FakeLink:
     """A worker that gives one answer, and dies of the call if the answer is a LinkError."""
 
-    def __init__(self, name: str, answer: AdmissionAnswer | LinkError) -> None:
-        self.incarnation = Incarnation(name)
-        self.answer = answer
-        self.lost = False
-        self.numerics = ""
-        self.facts = SimpleNamespace(limits=LIMITS)
-        self.stays = True
-        self.step_stream = SimpleNamespace(connected=True)
-        self.pending_dispatches = PendingDispatches()
-        self.admissions: list = []
+    def __init__(self, name, answer):
+        self.incarnation, self.answer, self.numerics, self.stays = Incarnation(name), answer, "", True
+        self.facts, self.step_stream = SimpleNamespace(limits=LIMITS), SimpleNamespace(connected=True)
+        self.pending_dispatches, self.admissions = PendingDispatches(), []
 
     async def schedule(self, admission, follow):
         self.admissions.append(admission_from_wire(admission))
@@ -71,19 +65,17 @@ class FakeLink:
             raise self.answer
         return self.answer
 
-    async def probe(self) -> ProbeResult:
+    async def probe(self):
         return ProbeResult.GONE
 
-    async def wait_to_replay(self, num_tokens) -> None:
+    async def wait_to_replay(self, num_tokens):
         pass
 
 
 class FakePool:
-    def __init__(self, links: list[FakeLink]) -> None:
+    def __init__(self, links):
         self.links = {link.incarnation: link for link in links}
-
-    def find_link(self, incarnation):
-        return self.links.get(incarnation)
+        self.find_link, self.name_of, self.hits = self.links.get, str.upper, {}
 
     def views(self, model):
         return [
@@ -91,10 +83,7 @@ class FakePool:
         ]
 
     def find_hits(self, model, tokens, salt, lora, pictures=()):
-        return {}
-
-    def name_of(self, incarnation):
-        return incarnation.upper()
+        return self.hits
 
 
 class FakeSession:
@@ -102,9 +91,8 @@ class FakeSession:
 
     owner = Incarnation("")
 
-    def __init__(self, seq_id: SequenceId) -> None:
-        self.seq_id = seq_id
-        self.told: list = []
+    def __init__(self, seq_id):
+        self.seq_id, self.told = seq_id, []
 
     def note_assignment(self, assignment):
         self.told.append(assignment)
@@ -161,12 +149,11 @@ async def make_scene(hello):
 
 
 @pytest.mark.parametrize("of_one_class", [True, False])
-async def test_workers_hear_where_the_prefix_is(make_scene, monkeypatch, of_one_class):
+async def test_workers_hear_where_the_prefix_is(make_scene, of_one_class):
     scene = await make_scene(LATER, ADMITTED, prompt=tuple(range(200)))
     size = view(Incarnation("a")).block_size
     scene.links[1].numerics = "" if of_one_class else "cpu/other"
-    hits = {Incarnation("a"): HitCounts(5 * size)}
-    monkeypatch.setattr(scene.assigner.pool, "find_hits", lambda *_: hits)
+    scene.assigner.pool.hits = {Incarnation("a"): HitCounts(5 * size)}
     await scene.assign()
     (first,), (second,) = (link.admissions for link in scene.links[:2])
     assert (first.prefix_owner, first.prefix_owner_tokens) == (None, 0), "it has the most of it itself"
@@ -185,13 +172,13 @@ async def lose_owner(scene: Scene, num_output: int) -> None:
 
 
 @pytest.mark.parametrize(("buddy", "owner"), [("c", "c"), ("d", "d"), ("b", "c")])
-async def test_a_sequence_without_owner_goes_to_the_worker_that_has_its_blocks(make_scene, monkeypatch, buddy, owner):
+async def test_a_sequence_without_owner_goes_to_the_worker_that_has_its_blocks(make_scene, buddy, owner):
     """That is its buddy, where it had one: routers know nothing else of buddies than their blocks. Here b has no room,
     and the worker that is asked next hears where prompt and output are."""
     scene = await make_scene(LATER, LATER, ADMITTED, ADMITTED, prompt=tuple(range(200)), max_tokens=400)
     await lose_owner(scene, 300)
     size = view(Incarnation("a")).block_size
-    monkeypatch.setattr(scene.assigner.pool, "find_hits", lambda *_: {Incarnation(buddy): HitCounts(28 * size)})
+    scene.assigner.pool.hits = {Incarnation(buddy): HitCounts(28 * size)}
     await scene.assigner.assign_sequence(scene.seq_id, 1, TakeReason.LEASE)
     record = (await scene.store.read(scene.seq_id)).record
     assert record.owner == owner

@@ -129,17 +129,6 @@ def test_an_output_is_calls_or_json_of_the_schema(name: str):
         assert json.loads(answered["content"]).keys() == {"age"} and not answered.get("tool_calls")
 
 
-@pytest.mark.parametrize("grammar_of", [forced_grammar, strict_grammar])
-def test_a_call_has_no_argument_that_its_schema_does_not_name(grammar_of):
-    schema = {"properties": {"days": {"type": "integer", "minimum": 1, "maximum": 9}}}
-    tools = read_choice("required", {"weather": json.dumps(schema)}, False, ["weather"])
-    begin = DEFAULT.open_call.replace("NAME", "weather")
-    for seed in range(20):
-        text = Writer(grammar_of(tools, DEFAULT, {})).write(random.Random(seed), begin)
-        [call] = message_of(DEFAULT, tools, text)["tool_calls"]
-        assert json.loads(call["function"]["arguments"]).keys() <= {"days"}
-
-
 @pytest.mark.parametrize("inside", [False, True])
 def test_reasoning_may_stand_before_a_forced_call(inside: bool):
     tools, think = read_choice("required", SCHEMAS, True), REASONING["think"]

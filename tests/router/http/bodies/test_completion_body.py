@@ -68,32 +68,27 @@ async def test_a_text_prompt_is_echoed(post):
     assert cut["choices"][0]["text"].startswith("ef")
 
 
-@pytest.mark.parametrize("stream", [False, True])
-async def test_log_probabilities_have_the_shape_of_completions(stream, post):
-    body = {"prompt": "Once", "temperature": 0, "max_tokens": 6, "logprobs": 2, "stream": stream}
-    answer = await post(PATH, body)
-    shown = [each["choices"][0]["logprobs"] for each in (answer.chunks if stream else [answer.object])]
-    joined = {name: [value for part in shown for value in part[name]] for name in shown[0]}
-    names = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
-    assert {name: len(values) for name, values in joined.items()} == dict.fromkeys(names, 6)
-    assert joined["text_offset"][0] == 0 and joined["text_offset"] == sorted(joined["text_offset"])
-    for name, logprob, top in zip(joined["tokens"], joined["token_logprobs"], joined["top_logprobs"], strict=True):
-        assert top[name] == logprob <= 0 and 2 <= len(top) <= 3
-
-
-async def test_a_prompt_is_scored_without_output(post):
-    """What evaluation harnesses ask for: echo, log probabilities, and no new token."""
-    body = {"prompt": "Once", "temperature": 0, "max_tokens": 0, "logprobs": 1, "echo": True}
+async def test_log_probabilities_have_the_shape_of_completions(post):
+    """Also what evaluation harnesses ask for: echo, log probabilities, and no new token."""
+    body = {"prompt": "Once", "temperature": 0, "max_tokens": 0, "logprobs": 2, "echo": True}
     found = (await post(PATH, body)).object
     (choice,) = found["choices"]
     assert (choice["text"], found["usage"]["completion_tokens"]) == ("Once", 0)
     scores = choice["logprobs"]
     assert (scores["tokens"], scores["text_offset"]) == (list("Once"), [0, 1, 2, 3])
-    assert scores["token_logprobs"][0] is None and all(value <= 0 for value in scores["token_logprobs"][1:])
+    assert (scores["token_logprobs"][0], scores["top_logprobs"][0]) == (None, None)
     (chunk,) = (await post(PATH, {**body, "stream": True})).chunks
     assert chunk["choices"][0]["logprobs"] == scores
-    more = (await post(PATH, {**body, "max_tokens": 2})).object["choices"][0]["logprobs"]
-    assert (len(more["tokens"]), more["token_logprobs"][:4]) == (6, scores["token_logprobs"])
+    for stream in (False, True):
+        answer = await post(PATH, {**body, "max_tokens": 6, "stream": stream})
+        shown = [each["choices"][0]["logprobs"] for each in (answer.chunks if stream else [answer.object])]
+        joined = {name: [value for part in shown if part for value in part[name]] for name in scores}
+        assert {name: len(values) for name, values in joined.items()} == dict.fromkeys(scores, 10)
+        assert joined["text_offset"] == sorted(joined["text_offset"])
+        assert joined["token_logprobs"][:4] == scores["token_logprobs"]
+        names, logprobs, tops = (joined[name][1:] for name in ("tokens", "token_logprobs", "top_logprobs"))
+        for name, logprob, top in zip(names, logprobs, tops, strict=True):
+            assert top[name] == logprob <= 0 and 2 <= len(top) <= 3
 
 
 WRONG = [
