@@ -41,24 +41,24 @@ class FakeStore:
 
 
 class Parts:
-    def __init__(self) -> None:
+    def __init__(self):
         self.store, self.sessions = FakeStore(), SessionRegistry()
         self.outbox = AttachmentOutbox(self.store, ROUTER, self.sessions)
 
-    def come_back(self) -> None:
+    def come_back(self):
         """A client is here."""
         self.sessions.add(SimpleNamespace(seq_id=A))
 
-    def attach(self) -> asyncio.Task:
+    def attach(self):
         """A call that opens a session once the store has answered."""
 
-        async def attach() -> None:
+        async def attach():
             await self.outbox.attach_by(A, self.store.attach(A, ROUTER))
             self.come_back()
 
         return asyncio.create_task(attach())
 
-    async def told(self) -> None:
+    async def told(self):
         await until(lambda: not len(self.outbox))
 
 

@@ -27,17 +27,17 @@ PROMPT = list(range(3, 40))
 SERVING = health_pb2.HealthCheckResponse.SERVING
 
 
-def takes(entry) -> list[str]:
+def takes(entry):
     """On which grounds a sequence was taken."""
     return [line.detail.split()[1] for line in entry.record.timeline if line.what == "taken"]
 
 
-def running_on(world, worker) -> list:
+def running_on(world, worker):
     entries = world.entries
     return [entry for entry in entries if entry.record.owner == worker.listener.incarnation]
 
 
-async def is_serving(endpoint: str) -> bool:
+async def is_serving(endpoint):
     async with open_channel(endpoint) as channel:
         reply = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
         return reply.status == SERVING
@@ -157,7 +157,7 @@ async def test_a_drain_with_wrong_arguments_is_refused(world):
 # Routers
 
 
-def call_of(world, request_id: str, max_tokens: int):
+def call_of(world, request_id, max_tokens):
     """One Generate call of the first router."""
     request = inference_pb2.GenerateRequest(request_id=request_id)
     request.token_ids.ids.extend(PROMPT)

@@ -17,7 +17,7 @@ class TroubledStore(MemoryStore):
 
     trouble = ""
 
-    async def accepting(self) -> bool:
+    async def accepting(self):
         if self.trouble == "away":
             raise StoreUnavailable("away")
         if self.trouble == "hangs":

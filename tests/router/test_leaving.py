@@ -37,7 +37,7 @@ async def test_a_stream_closed_anywhere_leaves_nothing(world):
     await world.start(workers=2, routers=2)
     rng, clients = random.Random(7), [world.client(0), world.client(1)]
 
-    async def one(i: int) -> None:
+    async def one(i):
         stream = clients[i % 2].generate([*PROMPT, i % 5], GREEDY, request_id=f"r{i % 20}-{i % 5}")
         try:
             async with asyncio.timeout(rng.uniform(0.0, 0.1)):
@@ -97,7 +97,7 @@ async def test_an_ended_lease_attaches_clients_again(world):
     await stream.aclose()
 
 
-async def anext_until(stream, holds) -> None:
+async def anext_until(stream, holds):
     async for event in stream:
         assert event.finished is None
         if holds():

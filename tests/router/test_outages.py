@@ -23,7 +23,7 @@ PROMPT = list(range(3, 40))
 class Flaky(MemoryStore):
     """A store that raises StoreUnavailable for some calls, before they are done or after."""
 
-    def __init__(self, state) -> None:
+    def __init__(self, state):
         super().__init__(state)
         self.outages: list[bool] = []
 
@@ -102,7 +102,7 @@ def test_a_store_failing_anywhere_costs_nothing(make_world, oracle, data):
     asyncio.run(through_outages(make_world(), oracle, data))
 
 
-async def through_outages(world, oracle, outages) -> None:
+async def through_outages(world, oracle, outages):
     async with world.stack:
         store = Flaky(world.state)
         await world.start(workers=2, router={"store": store})

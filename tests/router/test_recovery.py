@@ -172,7 +172,7 @@ async def test_a_repeated_request_waits_for_its_model(world, oracle, way):
     await world.start(step_s=0.01, router={"grace_ms": 30_000})
     router, client, again = world.routers[0], world.client(), {"request_id": "again"}
 
-    async def tokens() -> tuple[int, ...]:
+    async def tokens():
         if way == "Generate":
             return await gathered(client.generate(PROMPT, GREEDY, **again))
         return tuple((await client.complete(PROMPT, GREEDY, **again)).outputs[0].token_ids)
@@ -218,5 +218,5 @@ async def test_a_full_router_keeps_returning_requests(world, oracle):
         assert tokens == tuple((await whole).outputs[0].token_ids) == await attached
 
 
-async def gathered(stream) -> tuple[int, ...]:
+async def gathered(stream):
     return tuple([token async for event in stream for token in event.token_ids])

@@ -126,7 +126,7 @@ async def test_slow_readers_get_few_large_events(world, oracle, monkeypatch, lim
     router = await world.start(step_s=0.0)
     largest, deliver = 0, router.sessions.deliver_item
 
-    def deliver_item(item) -> bool:
+    def deliver_item(item):
         nonlocal largest
         largest = max(largest, len(item.token_ids))
         return deliver(item)
@@ -140,7 +140,7 @@ async def test_slow_readers_get_few_large_events(world, oracle, monkeypatch, lim
     (slow,) = router.sessions._all()
     most = 0
 
-    def has_ended() -> bool:
+    def has_ended():
         nonlocal most
         most = max(most, slow._inbox.num_tokens)
         return world.entry("slow").record.state.ended

@@ -1,7 +1,6 @@
 """API keys: whose request is whose, over every call, and whose prefixes are whose."""
 
 import asyncio
-from pathlib import Path
 
 import grpc
 import pytest
@@ -26,18 +25,18 @@ SHORT = {"max_tokens": 5, "temperature": 0.0}
 class Keys:
     """A file of keys, and the key of each tenant."""
 
-    def __init__(self, file: Path, *tenants: str) -> None:
+    def __init__(self, file, *tenants):
         self.file = file
         self.of = {tenant: new_key() for tenant in tenants}
         self.write()
 
-    def write(self) -> None:
+    def write(self):
         lines = [line_of(tenant, key) for tenant, key in self.of.items()]
         self.file.write_text("\n".join(["# keys", "", *lines]) + "\n")
 
 
 @pytest.fixture
-def keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Keys:
+def keys(tmp_path, monkeypatch):
     monkeypatch.setattr(api_keys, "CHECK_S", 0.0)
     return Keys(tmp_path / "keys", "acme", "bolt")
 

@@ -18,11 +18,10 @@ from octavo.request.errors import Unreachable
 from octavo.v1 import admin_pb2, admin_pb2_grpc
 from octavo.wire import tls
 from octavo.wire.channel import open_channel
-from octavo.wire.tls import ClientCredentials
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+def shared(tmp_path_factory):
     return Certificates(tmp_path_factory.mktemp("tls") / "shared")
 
 
@@ -44,7 +43,7 @@ def caller_of(world, credentials):
     return made
 
 
-async def methods_at(endpoint: str, credentials: ClientCredentials) -> list[tuple[str, bool, bool]]:
+async def methods_at(endpoint, credentials):
     """Every method of every service that a server says it has, and whether requests and replies are streams."""
     async with open_channel(endpoint, credentials=credentials) as channel:
         stub = reflection_pb2_grpc.ServerReflectionStub(channel)
@@ -65,7 +64,9 @@ async def code_of(channel, method, client_streaming, server_streaming):
     try:
         async with asyncio.timeout(patience(20)):
             if server_streaming:
-                async for _ in call(empty, timeout=patience(0.5)):  # as long as a call takes that does not end by itself
+                async for _ in call(
+                    empty, timeout=patience(0.5)
+                ):  # as long as a call takes that does not end by itself
                     return None
             else:
                 await call(empty, timeout=patience(0.5))
@@ -102,7 +103,7 @@ async def test_every_method_lets_in_its_roles_alone(secured, shared):
 
 
 @pytest.fixture
-def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+def hasty(monkeypatch):
     monkeypatch.setattr(tls, "CHECK_S", 0.0)
 
 

@@ -1,7 +1,6 @@
 """Who was refused, and what operators have asked: each call is counted, and a line says who made it."""
 
 import logging
-from typing import Any
 
 import grpc
 import pytest
@@ -20,7 +19,7 @@ from octavo.wire.tls import ClientCredentials
 
 
 @pytest.fixture
-def lines() -> Any:
+def lines():
     """The lines of the trail, whole."""
     found: list[str] = []
     handler = logging.Handler()

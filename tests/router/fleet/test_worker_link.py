@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
@@ -28,7 +27,7 @@ ADMISSION = worker_pb2.Admission(seq_id="a" * 32, epoch=1)
 class Silent(worker_pb2_grpc.WorkerServicer):
     """A worker that takes calls and answers none."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.called = asyncio.Event()
 
     async def Schedule(self, request, context):
@@ -41,9 +40,7 @@ class Silent(worker_pb2_grpc.WorkerServicer):
 class Answering(worker_pb2_grpc.WorkerServicer):
     """A worker that answers Hello with an incarnation and a revision, and every admission with one outcome."""
 
-    def __init__(
-        self, incarnation: str = "i", answer: AdmissionAnswer | None = None, revision: int = INTERNAL_REVISION
-    ):
+    def __init__(self, incarnation="i", answer=None, revision=INTERNAL_REVISION):
         self.incarnation, self.answer, self.revision = incarnation, answer, revision
 
     async def Hello(self, request, context):
@@ -54,7 +51,7 @@ class Answering(worker_pb2_grpc.WorkerServicer):
 
 
 @asynccontextmanager
-async def linked(servicer: worker_pb2_grpc.WorkerServicer) -> AsyncIterator[WorkerLink]:
+async def linked(servicer):
     """The link of a router to a worker with incarnation "i"."""
     server = make_server(internal=True)
     worker_pb2_grpc.add_WorkerServicer_to_server(servicer, server)
@@ -69,7 +66,7 @@ async def linked(servicer: worker_pb2_grpc.WorkerServicer) -> AsyncIterator[Work
 
 
 @pytest.fixture
-async def silent() -> AsyncIterator[tuple[Silent, WorkerLink]]:
+async def silent():
     servicer = Silent()
     async with linked(servicer) as link:
         yield servicer, link

@@ -32,7 +32,6 @@ from router.fleet.limits_registry import LimitsRegistry
 from router.fleet.model_registry import ModelRegistry
 from router.fleet.pending_dispatches import PendingDispatches
 from router.fleet.worker_link import LinkError, ProbeResult
-from router.fleet.worker_view import WorkerView
 from router.placing import assigner as assigner_module
 from router.placing.assigner import Assigner
 from router.session_registry import SessionRegistry
@@ -47,7 +46,7 @@ NAMES = "abcde"
 LIMITS = WorkerLimits("name", "weights", 8192, 16, 2000, 0, 64)  # of the workers that are there
 
 
-def view(name: str, num_running: int = 0, cached: int = 0) -> WorkerView:
+def view(name, num_running=0, cached=0):
     return idle_view(name, num_running=num_running, num_cached_blocks=cached, num_blocks=2000)
 
 
@@ -107,7 +106,7 @@ class Scene:
     No worker renews its lease.
     """
 
-    def __init__(self, store, models, answers) -> None:
+    def __init__(self, store, models, answers):
         self.store = store
         self.links = [FakeLink(name, answer) for name, answer in zip(NAMES, answers, strict=False)]
         self.background = BackgroundTasks()
@@ -124,7 +123,7 @@ class Scene:
         assert not self.assigner.is_assigning(self.seq_id)
         return (await self.store.read(self.seq_id)).record
 
-    def num_asked(self) -> list[int]:
+    def num_asked(self):
         return [len(link.admissions) for link in self.links]
 
 
@@ -132,7 +131,7 @@ class Scene:
 async def make_scene(hello):
     made: list[Scene] = []
 
-    async def make(*answers: AdmissionAnswer | LinkError, prompt: tuple[int, ...] = (1, 2), **changes) -> Scene:
+    async def make(*answers, prompt=(1, 2), **changes):
         store, models = MemoryStore(MemoryState()), ModelRegistry()
         await models.add_worker(hello("a"))
         await store.heartbeat(Member("router", Incarnation("router"), b""), 60_000)
@@ -161,7 +160,7 @@ async def test_workers_hear_where_the_prefix_is(make_scene, of_one_class):
     assert (second.prefix_owner, second.prefix_owner_tokens) == offered, "also if that one had no room"
 
 
-async def lose_owner(scene: Scene, num_output: int) -> None:
+async def lose_owner(scene, num_output):
     """The sequence has run on worker a, which has died."""
     request = TakeRequest(scene.seq_id, 0, Incarnation("a"), "first", TakeReason.QUEUED)
     assert (await scene.store.take_ownership(request)).epoch == 1
@@ -256,7 +255,7 @@ async def test_a_sequence_that_kills_workers_ends(make_scene, caplog, broken, nu
     assert len(record.suspects) == 3
 
 
-async def replayed(scene: Scene, classes: str, *, staying: str = NAMES) -> tuple[str, int]:
+async def replayed(scene, classes, *, staying=NAMES):
     """The class in which a sequence goes on whose owner, `a`, has died, or none; and how often that was another one."""
     for link, numerics in zip(scene.links, classes, strict=True):
         link.numerics, link.stays = numerics, link.incarnation in staying
@@ -283,7 +282,7 @@ async def test_a_replay_stays_in_its_class(make_scene, answers, classes, staying
     assert await replayed(await make_scene(*answers), classes, staying=staying) == expected
 
 
-async def suspect(scene, owners: str = "xyz") -> int:
+async def suspect(scene, owners="xyz"):
     """Gives the sequence to one owner after the other has died; its epoch. The third one runs it alone."""
     epoch = 0
     for owner in owners:

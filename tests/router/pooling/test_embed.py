@@ -2,7 +2,6 @@
 
 import asyncio
 from array import array
-from typing import Any
 
 import grpc
 import pytest
@@ -31,12 +30,12 @@ LAST = PoolingParams()
 PROMPTS = [[3 + i % 900, 5, *range(7, 7 + i % 40)] for i in range(200)]
 
 
-def request(prompts: list[list[int]] = PROMPTS, **fields):
+def request(prompts=PROMPTS, **fields):
     inputs = [inference_pb2.EmbedInput(token_ids=types_pb2.TokenIds(ids=prompt)) for prompt in prompts]
     return inference_pb2.EmbedRequest(inputs=inputs, **fields)
 
 
-def expected(prompts: list[list[int]] = PROMPTS, params: PoolingParams = LAST) -> list[list[float]]:
+def expected(prompts=PROMPTS, params=LAST):
     found = []
     for prompt in prompts:
         states = [state_vector(fold(prompt[: length + 1])) for length in range(len(prompt))]
@@ -47,7 +46,7 @@ def expected(prompts: list[list[int]] = PROMPTS, params: PoolingParams = LAST) -
     return found
 
 
-def vectors(response: inference_pb2.EmbedResponse) -> list[list[float]]:
+def vectors(response):
     return [list(each.values) for each in response.embeddings]
 
 
@@ -78,8 +77,8 @@ async def test_a_prompt_that_kills_is_given_up_and_no_other(world, monkeypatch):
     await world.start(2, max_batch_sequences=8)
     pool = WorkerLink.pool
 
-    def breaking(self: WorkerLink, prompts: Any, *arguments: Any, **options: Any) -> Any:
-        async def broken() -> Any:
+    def breaking(self, prompts, *arguments, **options):
+        async def broken():
             raise Unreachable("it died")
             yield []
 

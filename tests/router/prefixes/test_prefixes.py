@@ -23,15 +23,15 @@ def quick(monkeypatch):
         monkeypatch.setattr(module, "ROUND_S", 0.05)
 
 
-async def prefixes_of(admin) -> dict[str, admin_pb2.NamedPrefix]:
+async def prefixes_of(admin):
     listed = await admin.ListPrefixes(admin_pb2.ListPrefixesRequest())
     return {each.name: each for each in listed.prefixes}
 
 
-async def until_warm(world, admin, name: str, count: int) -> list[str]:
+async def until_warm(world, admin, name, count):
     """The workers that have it, once so many do and all routers know it."""
 
-    def warm(router) -> list[str]:
+    def warm(router):
         return [on for each in router.prefixes.all() if each.name == name for on in router.prefix_keeper.warm_on(each)]
 
     await world.until(lambda: all(len(warm(router)) == count for router in world.routers), timeout_s=30)

@@ -1,8 +1,5 @@
 """A client gets each token once, in whatever order the journals and the worker tell of it."""
 
-from collections.abc import Sequence
-from typing import Any
-
 import pytest
 from accepted import accepted_sequence
 from hypothesis import given
@@ -29,37 +26,35 @@ NONE, LENGTH = FinishReason.NONE, FinishReason.LENGTH
 class Client:
     """A client of a request that has just been accepted, and what its journals and its record say."""
 
-    def __init__(self, params: SamplingParams = RANKED) -> None:
+    def __init__(self, params=RANKED):
         self.record = first_record(accepted_sequence(PROMPT, params))
         detokenizer = ByteTokenizer().detokenizer
         self.delivery = Delivery(
             self.record, params, lambda: TextStream.of_branch(detokenizer(), params, ()), StreamStart(fresh=True)
         )
 
-    def hear(
-        self, branch: int, first: int, text: bytes, score: float | None = None, finish: FinishReason = NONE
-    ) -> None:
+    def hear(self, branch, first, text, score=None, finish=NONE):
         """An item of the worker whose end is that of a text."""
         chain = extend_chain(prompt_chain(PROMPT), text)
         assert self.delivery.add_item(item(branch, first, text[first:], chain, finish, score))
 
-    def read(self, *journals: bytes, at: Sequence[int] = (0, 0), **of_record: Any) -> None:
+    def read(self, *journals, at=(0, 0), **of_record):
         """The journals from some places on."""
         for name, value in of_record.items():
             setattr(self.record, name, value)
         self.delivery.add_journals(Snapshot(self.record, PROMPT, tuple(map(tuple, journals)), 0), at)
 
-    def pieces(self) -> list[BranchPiece]:
+    def pieces(self):
         return list(iter(self.delivery.next_piece, None))
 
-    def ends_with(self, score: float, *, cut: float | None = None) -> bool:
-        """Whether the first branch is cut at the stop string, has ended with a score, and is the one that is returned."""
+    def ends_with(self, score, *, cut=None):
+        """Whether the first branch is cut at the stop string, and is returned with that score."""
         assert self.delivery.stopped_branches() == ([] if cut is None else [StoppedBranch(0, 2, cut)])
         assert self.delivery.returned_scores() == [score]
         return self.delivery.ended and [bytes(piece.token_ids) for piece in self.pieces()] == [b"aq"]
 
 
-def item(branch, first_index, token_ids, chain, finish=NONE, score=None) -> StepItem:
+def item(branch, first_index, token_ids, chain, finish=NONE, score=None):
     return StepItem(SequenceId("s"), 1, branch, first_index, token_ids, chain, finish, cumulative_logprob=score)
 
 

@@ -5,7 +5,7 @@ import time
 from router.streaming.request_deadline import OVERDUE_S, RequestDeadline
 
 
-def test_a_worker_gets_more_time_once() -> None:
+def test_a_worker_gets_more_time_once():
     deadline, now = RequestDeadline(), time.monotonic()
     deadline.set_remaining(5.0)
     assert not deadline.is_past(now + 4.9)
@@ -16,7 +16,7 @@ def test_a_worker_gets_more_time_once() -> None:
     assert not deadline.extend_once()
 
 
-def test_only_the_first_call_can_end_late() -> None:
+def test_only_the_first_call_can_end_late():
     deadline, now = RequestDeadline(), time.monotonic()
     assert deadline.lateness(now) < 0
     deadline.set_remaining(-5.0)
@@ -28,7 +28,7 @@ def test_only_the_first_call_can_end_late() -> None:
     assert deadline.lateness(now + 3.0) < 0  # its worker hangs
 
 
-def test_the_record_does_not_take_back_the_extension() -> None:
+def test_the_record_does_not_take_back_the_extension():
     deadline, now = RequestDeadline(), time.monotonic()
     deadline.set_remaining(0.0)
     deadline.extend_once()

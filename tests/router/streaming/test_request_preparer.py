@@ -14,17 +14,17 @@ from router.fleet.model_watch import description_of, facts_in
 from router.streaming.request_preparer import RequestPreparer, check_answer_fits
 
 
-def message(**fields) -> inference_pb2.GenerateRequest:
+def message(**fields):
     sampling = sampling_to_wire(SamplingParams(**fields.pop("sampling", {})))
     usual = {} if "token_ids" in fields else {"text": b"abc"}
     return inference_pb2.GenerateRequest(**{**usual, "sampling": sampling, **fields})
 
 
-def ids(*tokens) -> types_pb2.TokenIds:
+def ids(*tokens):
     return types_pb2.TokenIds(ids=tokens)
 
 
-async def refused_fields(preparer, request) -> set[str]:
+async def refused_fields(preparer, request):
     with pytest.raises(InvalidArgument) as refused:
         await preparer.prepare(request)
     return {violation.field for violation in refused.value.violations} or {refused.value.field}

@@ -3,9 +3,7 @@
 import json
 import random
 import re
-from collections.abc import Iterable
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import tokenizers
@@ -14,7 +12,6 @@ from tokenizers.decoders import ByteLevel
 from tokenizers.models import BPE
 
 from gpu_worker.constraints.grammars import Grammars
-from gpu_worker.steps.runner import RunnerInfo
 from gpu_worker.testing.fake_runner import FakeRunner, allowed_by
 from octavo.request.errors import InvalidArgument
 from octavo.request.sampling import Constraint, Shape
@@ -24,7 +21,7 @@ from octavo.text.tokenizers.tokenizer import open_tokenizer
 from octavo.v1 import types_pb2
 from router.tools.asked_tools import AskedTools, read_choice
 from router.tools.call_grammars import calls_grammar, forced_grammar, strict_grammar
-from router.tools.formats import BY_NAME, DEFAULT, FORMATS, ToolFormat
+from router.tools.formats import BY_NAME, DEFAULT, FORMATS
 from router.tools.output_forms import Division
 from router.tools.output_parser import OutputParser
 from router.tools.parts import CallArguments
@@ -68,19 +65,19 @@ def test_a_choice_says_what_must_be_called():
 FORCED = [each.name for each in FORMATS if each.can_force]
 
 
-def message_of(form: ToolFormat, tools: AskedTools, text: str) -> dict:
+def message_of(form, tools, text):
     return ToolMessage(tools, form, "r", 0).whole(text, STOP)
 
 
 class Writer:
     """Writes random outputs that a grammar lets pass, up to the token of the end."""
 
-    def __init__(self, grammar: str, info: RunnerInfo | None = None) -> None:
+    def __init__(self, grammar, info=None):
         constraint = Constraint(Shape.LARK, grammar)
         check_grammar(constraint)
         self._compiled = Grammars(info or FakeRunner().info).compile(constraint)
 
-    def write_tokens(self, rng: random.Random, begin: Iterable[int], vocab_size: int = 256, end: int = 0) -> list[int]:
+    def write_tokens(self, rng, begin, vocab_size=256, end=0):
         """The tokens of one output, from a beginning on."""
         tokens, matcher = [], self._compiled.matcher()
         for token in begin:
@@ -91,11 +88,11 @@ class Writer:
             tokens.append(rng.choice(left))
         return tokens
 
-    def write(self, rng: random.Random, begin: str = "") -> str:
+    def write(self, rng, begin=""):
         return bytes(self.write_tokens(rng, begin.encode())).decode()
 
 
-def assert_valid(calls: list[dict]) -> None:
+def assert_valid(calls):
     for call in calls:
         arguments = json.loads(call["function"]["arguments"])
         if call["function"]["name"] == "weather":
@@ -103,7 +100,7 @@ def assert_valid(calls: list[dict]) -> None:
 
 
 @pytest.mark.parametrize("name", FORCED)
-def test_whatever_a_forced_output_says_is_calls_that_validate(name: str):
+def test_whatever_a_forced_output_says_is_calls_that_validate(name):
     rng, form = random.Random(4), BY_NAME[name]
     tools = read_choice("required", SCHEMAS, True)
     for _ in range(20):
@@ -114,7 +111,7 @@ def test_whatever_a_forced_output_says_is_calls_that_validate(name: str):
 
 
 @pytest.mark.parametrize("name", [each for each in FORCED if not BY_NAME[each].open_call.startswith("{")])
-def test_an_output_is_calls_or_json_of_the_schema(name: str):
+def test_an_output_is_calls_or_json_of_the_schema(name):
     rng, form = random.Random(6), BY_NAME[name]
     tools = read_choice("auto", SCHEMAS, True)
     schema = {"properties": {"age": {"type": "integer"}}, "required": ["age"], "additionalProperties": False}
@@ -130,7 +127,7 @@ def test_an_output_is_calls_or_json_of_the_schema(name: str):
 
 
 @pytest.mark.parametrize("inside", [False, True])
-def test_reasoning_may_stand_before_a_forced_call(inside: bool):
+def test_reasoning_may_stand_before_a_forced_call(inside):
     tools, think = read_choice("required", SCHEMAS, True), REASONING["think"]
     grammar = forced_grammar(tools, DEFAULT, {}, think, begins_inside=inside)
     begin = "" if inside else "<think>"
@@ -156,7 +153,7 @@ def test_an_output_has_one_form():
 
 
 @pytest.mark.parametrize("name", [each for each in FORCED if BY_NAME[each].binds_strict])
-def test_a_strict_tool_keeps_its_schema_among_other_text(name: str):
+def test_a_strict_tool_keeps_its_schema_among_other_text(name):
     rng, form = random.Random(5), BY_NAME[name]
     tools = read_choice("auto", SCHEMAS, not form.open_all, ["weather"])  # other calls may have arguments without end
     grammar = strict_grammar(tools, form, {})
@@ -177,7 +174,7 @@ MARK = re.compile(r"<[^<>\s]+>|\[[A-Z_]+\]")
 
 @pytest.mark.parametrize("grammar_of", [forced_grammar, strict_grammar])
 @pytest.mark.parametrize("name", [each for each in FORCED if MARK.search(BY_NAME[each].open_call)])
-def test_calls_are_bound_where_their_marks_are_special_tokens(name: str, grammar_of, tmp_path: Path) -> None:
+def test_calls_are_bound_where_their_marks_are_special_tokens(name, grammar_of, tmp_path):
     form = BY_NAME[name]
     marks = dict.fromkeys(MARK.findall(form.open_call + form.close_call))
     backend = tokenizers.Tokenizer(BPE(vocab=byte_alphabet(), merges=[]))
@@ -214,7 +211,7 @@ FIND = {
 }
 
 
-def assert_finds(arguments: dict) -> None:
+def assert_finds(arguments):
     assert {"size", "tags"} <= set(arguments) <= set(FIND["properties"])
     assert isinstance(arguments["size"], (int, float)) and len(arguments["tags"]) <= 2
     assert all(set(tag) <= {"é"} and all(type(each) is bool for each in tag.values()) for tag in arguments["tags"])
@@ -222,14 +219,14 @@ def assert_finds(arguments: dict) -> None:
     assert isinstance(arguments.get("near"), (str, type(None)))
 
 
-def refuse(name: str) -> None:
+def refuse(name):
     raise AssertionError(f"{name} is no JSON")
 
 
 @pytest.mark.scaled
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("name", IN_PYTHON)
-def test_calls_in_python_keep_their_schemas_and_say_the_same_in_any_division(name: str):
+def test_calls_in_python_keep_their_schemas_and_say_the_same_in_any_division(name):
     rng, form = random.Random(name), BY_NAME[name]
     tools = AskedTools({"a.find": FIND}, ("a.find",))
     writer = Writer(forced_grammar(tools, form, {}))

@@ -2,7 +2,6 @@
 
 import json
 import time
-from collections.abc import Iterable
 
 import pytest
 
@@ -13,7 +12,7 @@ from router.tools.call_grammars import forced_grammar
 from router.tools.formats import BY_NAME
 from router.tools.harmony import HarmonyParser
 from router.tools.output_parser import OutputParser
-from router.tools.parts import Content, Part
+from router.tools.parts import Content
 from router.tools.reasoning import BY_NAME as REASONING
 from router.tools.reasoning import ReasoningCounter
 from router.tools.sections.call_texts import json_calls, keyed_calls, python_calls, xml_calls
@@ -22,7 +21,7 @@ from router.tools.tool_message import SLICE, ToolMessage
 DEEP = "[" * 200_000 + "]" * 200_000
 
 
-def test_arguments_without_ends_take_no_long_time() -> None:
+def test_arguments_without_ends_take_no_long_time():
     begun = time.monotonic()
     keyed_calls("f" + "<arg_key></arg_key><arg_value>" * 1300, {})
     with pytest.raises(ValueError, match="no call"):
@@ -30,12 +29,12 @@ def test_arguments_without_ends_take_no_long_time() -> None:
     assert time.monotonic() - begun < 5
 
 
-def contents(parts: Iterable[Part]) -> str:
+def contents(parts):
     return "".join(part.text for part in parts if isinstance(part, Content))
 
 
 @pytest.mark.parametrize("parser", [OutputParser(BY_NAME["hermes"], {}), HarmonyParser(has_tools=True)])
-def test_white_space_is_not_held_with_what_is_read_again(parser: OutputParser | HarmonyParser) -> None:
+def test_white_space_is_not_held_with_what_is_read_again(parser):
     for _ in range(100):
         assert parser.push(" " * 64) == []
         assert len(parser._held) < 64
@@ -50,7 +49,7 @@ def test_white_space_is_not_held_with_what_is_read_again(parser: OutputParser | 
     assert counter.finish() == 103
 
 
-def test_a_whole_text_is_divided_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_whole_text_is_divided_in_slices(monkeypatch):
     message = ToolMessage(AskedTools({}), BY_NAME["hermes"], "r", 0, REASONING["think"])
     sizes, push = list[int](), message._parser.push
     monkeypatch.setattr(message._parser, "push", lambda text: (sizes.append(len(text)), push(text))[1])
@@ -59,7 +58,7 @@ def test_a_whole_text_is_divided_in_slices(monkeypatch: pytest.MonkeyPatch) -> N
     assert max(sizes) <= SLICE and sum(sizes) == len(text)
 
 
-def test_surrogates_have_a_form_and_names_with_them_are_none() -> None:
+def test_surrogates_have_a_form_and_names_with_them_are_none():
     said = r'{"arguments":{"a":"\ud800"},"name":"f"}'
     calls = [*json_calls(said, {}), *python_calls(r'f(a="\ud800")', {})]
     calls += json_calls(json.dumps({"name": "f", "arguments": '{"a":"\ud800"}'}), {})
@@ -68,7 +67,7 @@ def test_surrogates_have_a_form_and_names_with_them_are_none() -> None:
         json_calls(r'{"name":"\ud800","arguments":{}}', {})
 
 
-def test_odd_schemas_leave_values_as_texts_and_force_no_call() -> None:
+def test_odd_schemas_leave_values_as_texts_and_force_no_call():
     for properties in ([], None, {"a": {"type": None}}, {"a": {"type": 5}}, {"a": 5}):
         (call,) = keyed_calls("f<arg_key>a</arg_key><arg_value>1</arg_value>", {"f": {"properties": properties}})
         assert json.loads(call.arguments) == {"a": "1"}
@@ -83,7 +82,7 @@ def test_odd_schemas_leave_values_as_texts_and_force_no_call() -> None:
             read_choice({"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": []}}, {"f": ""}, True)
 
 
-def test_deep_values_are_no_calls() -> None:
+def test_deep_values_are_no_calls():
     with pytest.raises(ValueError, match="deep"):
         json_calls(json.dumps({"name": "f", "arguments": f'{{"a":{DEEP}}}'}), {})
     with pytest.raises(ValueError, match="deep"):

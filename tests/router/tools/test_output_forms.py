@@ -9,7 +9,7 @@ from router.tools.asked_tools import AskedTools
 from router.tools.output_forms import OutputForms
 
 
-def tokenizer_with(template: str) -> ByteTokenizer:
+def tokenizer_with(template):
     tokenizer = ByteTokenizer()
     tokenizer.chat_template = tokenizer.template_with_tools = template
     return tokenizer

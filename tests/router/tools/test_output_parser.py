@@ -10,7 +10,7 @@ from effort import draws
 from router.tools.formats import BY_NAME, FORMATS
 from router.tools.harmony import HarmonyCounter, HarmonyParser
 from router.tools.output_parser import OutputParser
-from router.tools.parts import CallArguments, CallStart, Content, FunctionCall, Part, Reasoning
+from router.tools.parts import CallArguments, CallStart, Content, FunctionCall, Reasoning
 from router.tools.reasoning import BY_NAME as REASONING
 from router.tools.sections.json_section import JsonShape
 
@@ -18,15 +18,15 @@ SCHEMAS = {"weather": {"properties": {"city": {"type": "string"}, "days": {"type
 PARIS, ROME = {"city": 'Pa\u00efs </x> "q"', "days": 3}, {"city": "Rome", "days": 1}
 
 
-def calls(*arguments: object) -> list[FunctionCall]:
+def calls(*arguments):
     return [FunctionCall("weather", json.dumps(each, ensure_ascii=False)) for each in arguments]
 
 
-def js(arguments: object) -> str:
+def js(arguments):
     return json.dumps(arguments, ensure_ascii=False)
 
 
-def one(arguments: object, key: str = "arguments") -> str:
+def one(arguments, key="arguments"):
     return f'{{"name": "weather", "{key}": {js(arguments)}}}'
 
 
@@ -74,7 +74,7 @@ WRITTEN = {
 }  # fmt: skip
 
 
-def joined(parts: list[Part]) -> list[object]:
+def joined(parts):
     """Parts, with those of one kind that follow one another as one, and whole calls."""
     found: list[object] = []
     for part in parts:
@@ -91,9 +91,7 @@ def joined(parts: list[Part]) -> list[object]:
     return found
 
 
-def parsed(
-    name: str, pieces: list[str], *, was_cut: bool = False, thinks: str = "", inside: bool = False
-) -> list[object]:
+def parsed(name, pieces, *, was_cut=False, thinks="", inside=False):
     if name == "harmony":
         parser = HarmonyParser(has_tools=True)
     else:
@@ -104,17 +102,17 @@ def parsed(
     return joined(parts)
 
 
-def divided(rng: random.Random, text: str) -> list[str]:
+def divided(rng, text):
     cuts = sorted(rng.choices(range(len(text) + 1), k=rng.choice([0, 1, 3, 10, len(text)])))
     return [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
 
 
 @pytest.mark.parametrize("name", [each.name for each in FORMATS])
-def test_each_format_says_the_calls_that_were_written(name: str):
+def test_each_format_says_the_calls_that_were_written(name):
     assert parsed(name, [WRITTEN[name]]) == calls(PARIS, ROME)
 
 
-def scraps_of(name: str) -> list[str]:
+def scraps_of(name):
     """Texts of which outputs are made that are hard to read."""
     tools, written = BY_NAME[name], WRITTEN[name]
     plain = [" ", "\n", "<", "<tool", "[", "{", "}", '"', "\\", ",", "<th", "think>", "text", "é", '{"name"', "'"]
@@ -126,7 +124,7 @@ def scraps_of(name: str) -> list[str]:
 @pytest.mark.scaled
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", [each.name for each in FORMATS])
-def test_any_division_says_the_same(name: str):
+def test_any_division_says_the_same(name):
     rng, scraps = random.Random(name), scraps_of(name)
     for _ in range(draws(400, 25_000)):
         text = "".join(rng.choices(scraps, k=rng.randrange(1, 8)))
@@ -137,7 +135,7 @@ def test_any_division_says_the_same(name: str):
 
 
 @pytest.mark.parametrize("name", [each.name for each in FORMATS if isinstance(each.body, JsonShape)])
-def test_arguments_are_sent_as_they_come(name: str):
+def test_arguments_are_sent_as_they_come(name):
     told, sent = [], ""
     parser = HarmonyParser(has_tools=True) if name == "harmony" else OutputParser(BY_NAME[name], SCHEMAS)
     for character in WRITTEN[name]:
@@ -189,7 +187,7 @@ def test_what_is_no_call_stays_content():
 def test_arguments_that_are_read_are_valid_json():
     """What is no JSON makes no call where an object says it, and is a text where it stands between marks."""
 
-    def strict_json(text: str) -> object:
+    def strict_json(text):
         return json.loads(text, parse_constant=pytest.fail)
 
     for value, is_json in (("NaN", False), ("-Infinity", False), ("1e999", True), ('"NaN"', True)):

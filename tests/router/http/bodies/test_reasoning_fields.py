@@ -19,12 +19,12 @@ def templates(templates, monkeypatch):
     return templates
 
 
-def body(text: str, **more: object) -> dict:
+def body(text, **more):
     """A body whose answer is a text."""
     return {"messages": HI, "max_tokens": 200, "structured_outputs": {"choice": [text]}, **more}
 
 
-def joined(deltas: list[dict], name: str) -> str:
+def joined(deltas, name):
     return "".join(delta.get(name) or "" for delta in deltas)
 
 

@@ -30,7 +30,7 @@ def test_harmless_fields_are_read_by_nobody_and_named(read, base):
 
 
 @pytest.mark.parametrize(("name", "instead"), INSTEAD.items())
-def test_what_others_call_otherwise_is_refused_with_its_name_here(name: str, instead: str) -> None:
+def test_what_others_call_otherwise_is_refused_with_its_name_here(name, instead):
     with pytest.raises(InvalidArgument, match=f"^{name}: is not supported; say {instead}$"):
         read_completion(ClientBody({"prompt": "x", name: "y"}))
     if instead != "response_format":

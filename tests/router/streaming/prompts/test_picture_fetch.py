@@ -14,8 +14,8 @@ from router.streaming.prompts.picture_fetch import checked_url, fetch_picture, i
 HOSTS = ("https://images.example.com", "http://pictures.example.com:8080")
 
 
-WITHIN = """127.0.0.1 10.1.2.3 172.16.0.1 192.168.1.1 169.254.169.254 100.64.0.1 0.0.0.0 224.0.0.1 255.255.255.255 192.0.2.1
-    ::1 fe80::1%eth0 fd00::1 ::ffff:127.0.0.1 ::ffff:10.0.0.1 64:ff9b::a00:1 2002:7f00:1:: ff02::1 ::"""
+WITHIN = """127.0.0.1 10.1.2.3 172.16.0.1 192.168.1.1 169.254.169.254 100.64.0.1 0.0.0.0 224.0.0.1 255.255.255.255
+    192.0.2.1 ::1 fe80::1%eth0 fd00::1 ::ffff:127.0.0.1 ::ffff:10.0.0.1 64:ff9b::a00:1 2002:7f00:1:: ff02::1 ::"""
 
 
 def test_public_addresses_are_known():
