@@ -14,7 +14,6 @@ from gpu_worker.serving.leaving import releaser
 from gpu_worker.testing.fake_runner import FakeRunner
 from octavo.client import AsyncClient
 from octavo.request.errors import Draining, InvalidArgument, NotFound, StoreUnavailable
-from octavo.request.record import SequenceState
 from octavo.request.sampling import SamplingParams
 from octavo.store.memory import MemoryStore
 from octavo.v1 import admin_pb2, inference_pb2
@@ -65,23 +64,6 @@ async def test_leaving_workers_count_no_crash(world, oracle):
         moves = [line for line in entry.record.timeline if line.what == "migrated"]
         assert takes(entry).count("queued") + len(moves) >= 5
         assert set(takes(entry)) <= {"queued", "refused"}  # by a worker that had just begun to leave
-
-
-async def test_a_second_signal_releases_everything_at_once(world):
-    await world.start(step_s=0.02)
-    tasks = await world.streams(world.client(), 4, LONG)
-    urgent, worker = asyncio.Event(), world.workers[0]
-    leaving = asyncio.create_task(worker.leave(urgent))
-    await asyncio.sleep(0.1)
-    assert not leaving.done()  # the only worker: it goes on
-    urgent.set()
-    async with asyncio.timeout(patience(5)):
-        await leaving
-        await worker.stop()
-    world.workers.remove(worker)
-    # A router that has not heard of the drain may give the worker a sequence once more, before it puts it back.
-    await world.until(lambda: {entry.record.state for entry in world.entries} == {SequenceState.QUEUED})
-    await world.abandon(tasks)
 
 
 # By command

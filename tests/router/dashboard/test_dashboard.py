@@ -5,7 +5,6 @@ import json
 import re
 from importlib.resources import files
 
-import pytest
 from starlette.requests import Request
 from web_pages import get
 
@@ -104,17 +103,13 @@ async def test_both_say_what_the_call_says(world, monkeypatch):
     assert "content-security-policy: default-src 'none'" in head
 
 
-async def test_views_come_until_the_reader_leaves(world, monkeypatch):
+async def test_views_come_until_the_reader_leaves_and_not_for_too_many(world, monkeypatch):
     monkeypatch.setattr(cluster_watch, "DEFAULT_MS", 200)
     router = await world.router()
     _, events = await read_events(router.web_endpoint, 3)
     assert events[0]["up_ms"] < events[1]["up_ms"] < events[2]["up_ms"]
     await world.until(lambda: router.cluster.num_watchers == 0)
-
-
-@pytest.mark.parametrize("path", ["/cluster", "/cluster/stream"])
-async def test_too_many_readers_are_told_so(world, monkeypatch, path):
     monkeypatch.setattr(cluster_watch, "MAX_WATCHERS", 0)
-    router = await world.router()
-    answer = await asyncio.to_thread(get, router.web_endpoint, path)
-    assert (answer.status, json.loads(answer.text)["error"]["code"]) == (503, "TOO_MANY_STREAMS")
+    for path in ("/cluster", "/cluster/stream"):
+        answer = await asyncio.to_thread(get, router.web_endpoint, path)
+        assert (answer.status, json.loads(answer.text)["error"]["code"]) == (503, "TOO_MANY_STREAMS")

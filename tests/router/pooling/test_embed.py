@@ -101,6 +101,9 @@ async def test_who_leaves_or_runs_out_of_time_leaves_nothing(world):
     assert isinstance(await error_of(stub.Embed(request(), timeout=0.5)), DeadlineExceeded)
     await world.until(lambda: not (worker.workload.sequences or worker.vectors.num_open or gate.num_prompts))
     assert not len(dispatcher._queue)
+    await world._stop_worker(worker)
+    await world.until(lambda: not world.routers[0].models.find_by_name("fake").workers)
+    assert isinstance(await error_of(stub.Embed(request())), NoWorkers), "without a worker it is refused at once"
 
 
 async def test_what_is_wrong_is_refused_by_its_field(world):
@@ -157,10 +160,3 @@ async def error_or(call):
     except grpc.aio.AioRpcError as error:
         return error_from(error)
     return None
-
-
-async def test_without_a_worker_a_call_is_refused_at_once(world):
-    await world.start(1)
-    await world._stop_worker(world.workers[0])
-    await world.until(lambda: not world.routers[0].models.find_by_name("fake").workers)
-    assert isinstance(await error_of(world.stub().Embed(request())), NoWorkers)

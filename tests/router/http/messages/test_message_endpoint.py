@@ -37,6 +37,11 @@ async def test_a_message_is_answered_whole_and_in_events(templates, post):
     assert {each["type"] for each in deltas} == {"content_block_delta"}
     assert "".join(each["delta"]["text"] for each in deltas) == block["text"]
     assert (told["delta"]["stop_reason"], told["usage"]["output_tokens"]) == ("max_tokens", 12)
+    text = (await post(PATH, {**ASKED, "max_tokens": 400})).object["content"][0]["text"]
+    stop = next(char for char in text[10:] if char.isascii())
+    cut = (await post(PATH, {**ASKED, "max_tokens": 400, "stop_sequences": ["never", stop]})).object
+    assert (cut["stop_reason"], cut["stop_sequence"]) == ("stop_sequence", stop)
+    assert cut["content"][0]["text"] == text[: text.index(stop)]
 
 
 async def test_a_budget_holds_a_model_that_has_marks_of_thinking(world, templates, monkeypatch, post):
@@ -56,15 +61,6 @@ async def test_a_budget_holds_a_model_that_has_marks_of_thinking(world, template
     assert (await asked(output_config={"format": {"type": "json_schema", "schema": {"enum": [7]}}}))[0] is None
     wrong = await post(PATH, ASKED | {"thinking": {"type": "enabled", "budget_tokens": "many"}})
     assert wrong.status == 400
-
-
-async def test_the_stop_sequence_that_ended_the_text_is_named(templates, post):
-    asked = {**ASKED, "max_tokens": 400}
-    text = (await post(PATH, asked)).object["content"][0]["text"]
-    stop = next(char for char in text[10:] if char.isascii())
-    cut = (await post(PATH, {**asked, "stop_sequences": ["never", stop]})).object
-    assert (cut["stop_reason"], cut["stop_sequence"]) == ("stop_sequence", stop)
-    assert cut["content"][0]["text"] == text[: text.index(stop)]
 
 
 async def test_errors_have_the_shape_of_anthropics_api(templates, post):
@@ -116,6 +112,10 @@ def test_turns_calls_and_results_become_a_chat():
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"where": "Oslo"}}\n</tool_call>'
 
 
+CHANNELS = "<|channel|>analysis<|message|>Hm<|end|><|start|>assistant<|channel|>commentary to=functions.weather "
+CHANNELS += "<|constrain|>json<|message|>{}<|call|><|start|>assistant<|channel|>final<|message|>Yes"
+
+
 def shown(text, finish, pieces, formats=()):
     """What a client makes of the events of a text that comes in such pieces, and the whole message."""
     asked = read_message({"messages": HI, "max_tokens": 9, "tools": [TOOL], "request_id": "r"})
@@ -138,6 +138,7 @@ def shown(text, finish, pieces, formats=()):
 @pytest.mark.parametrize(
     ("text", "finish", "kinds", "reason"),
     [
+        (CHANNELS, FinishReason.STOP, ["tool_use", "text"], "tool_use"),
         (f"I look. {CALL}", FinishReason.STOP, ["text", "tool_use"], "tool_use"),
         (f"{CALL}\n{CALL}", FinishReason.STOP, ["tool_use", "tool_use"], "tool_use"),
         (f"{CALL} done", FinishReason.STOP, ["tool_use", "text"], "tool_use"),
@@ -147,12 +148,13 @@ def shown(text, finish, pieces, formats=()):
     ],
 )
 def test_blocks_do_not_depend_on_how_the_tokens_came(text, finish, kinds, reason):
-    first, whole = shown(text, finish, 1)
+    formats = ("harmony", "harmony") if text == CHANNELS else ()
+    first, whole = shown(text, finish, 1, formats)
     assert [block["type"] for block in whole["content"]] == kinds
     assert whole["stop_reason"] == reason
     assert whole["usage"]["input_tokens"] + whole["usage"]["cache_read_input_tokens"] == 3
     for pieces in (2, 7, 1000):
-        assert shown(text, finish, pieces) == (first, whole)
+        assert shown(text, finish, pieces, formats) == (first, whole)
     pieces_of = {}
     blocks = [dict(e["content_block"]) for e in first if e["type"] == "content_block_start"]
     for event in (e for e in first if e["type"] == "content_block_delta"):
@@ -164,11 +166,3 @@ def test_blocks_do_not_depend_on_how_the_tokens_came(text, finish, kinds, reason
     for index, arguments in pieces_of.items():
         blocks[index]["input"] = input_of(arguments)
     assert blocks == whole["content"]
-
-
-def test_the_channels_of_gpt_oss_are_blocks():
-    text = "<|channel|>analysis<|message|>Hm<|end|><|start|>assistant<|channel|>commentary to=functions.weather "
-    text += "<|constrain|>json<|message|>{}<|call|><|start|>assistant<|channel|>final<|message|>Yes"
-    _, whole = shown(text, FinishReason.STOP, 7, ("harmony", "harmony"))
-    assert [block["type"] for block in whole["content"]] == ["tool_use", "text"]
-    assert whole["content"][1]["text"] == "Yes"
