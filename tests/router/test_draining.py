@@ -21,7 +21,6 @@ from octavo.wire import statuses
 from octavo.wire.channel import open_channel
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=60)
-LONG = replace(GREEDY, max_tokens=2000)
 PROMPT = list(range(3, 40))
 SERVING = health_pb2.HealthCheckResponse.SERVING
 

@@ -120,17 +120,6 @@ async def test_operators_name_the_tenant(guarded, keys):
     await going
 
 
-async def test_prefixes_are_shared_within_a_tenant_alone(guarded, keys):
-    cached = {}
-    for tenant in ("acme", "bolt"):
-        client = client_of(guarded, keys.of[tenant])
-        for turn in ("first", "again"):
-            done = await client.complete(PROMPT, max_tokens=3, temperature=0.0)
-            cached[tenant, turn] = done.usage.cached_tokens
-    assert (cached["acme", "first"], cached["bolt", "first"]) == (0, 0)
-    assert cached["acme", "again"] == cached["bolt", "again"] > 0
-
-
 async def test_a_prefix_is_for_a_tenant_that_has_a_key(guarded):
     for tenant, said in (("acmee", "did you mean acme"), ("", "say whose it is for")):
         request = admin_pb2.AddPrefixRequest(name="sea", text="x" * 100, tenant=tenant)

@@ -75,17 +75,6 @@ async def test_the_first_router_alone_moves_sequences(uneven, monkeypatch):
     assert len({seq_id for _, seq_id, _, _ in uneven.asked}) == 2
 
 
-async def test_the_next_router_takes_over_after_a_rest(uneven, monkeypatch):
-    await uneven.begin(2)
-    first, second = sorted(uneven.world.routers, key=lambda router: router.incarnation)
-    await uneven.world.until(lambda: uneven.asked)
-    monkeypatch.setattr(rebalancer, "REST_S", 0.6)
-    await uneven.world.stop_router(first)
-    ended = asyncio.get_running_loop().time()
-    await uneven.world.until(lambda: any(router is second for router, *_ in uneven.asked))
-    assert asyncio.get_running_loop().time() - ended > 0.5
-
-
 async def test_what_goes_on_counts_as_moved(uneven):
     """While the two migrations are under way, the plan sees the loads that they will leave."""
     uneven.may_end.clear()

@@ -1,40 +1,16 @@
 """POST /v1/chat/completions: bodies, and answers in the shape of chats."""
 
-import asyncio
 import json
 
 import pytest
-from hostile_templates import HOSTILE
 
-from octavo.text import template_renderer
 from octavo.text.chat import ChatTemplate
 from octavo.text.tokenizers.byte_tokenizer import ByteTokenizer
 from router.http.bodies.chat_body import read_chat
-from router.streaming.prompts.chat_threads import LARGE
 
 PATH = "/v1/chat/completions"
 HI = [{"role": "user", "content": "Hi"}]
 TOOL = {"type": "function", "function": {"name": "weather", "description": "tells", "parameters": {"type": "object"}}}
-
-
-async def test_a_hostile_template_costs_its_caller_alone(world, call, monkeypatch):
-    """Its chats are refused, and a chat of another size goes on meanwhile."""
-    monkeypatch.setattr(template_renderer, "SECONDS", 2.0)
-    hostile, honest = ChatTemplate(HOSTILE["=="], {}), ChatTemplate("{{ messages[0].content }}", {})
-
-    def apply_chat(self, messages, begin_answer=True, tools=(), details=()):
-        template = hostile if len(messages[0][1]) > LARGE else honest
-        return self.encode(template.render(messages, begin_answer))
-
-    monkeypatch.setattr(ByteTokenizer, "apply_chat", apply_chat)
-    await world.start()
-    body = {"messages": [{"role": "user", "content": "x" * (LARGE + 1)}], "max_tokens": 3}
-    refused = asyncio.create_task(call("POST", PATH, body))
-    answers = [await call("POST", PATH, {"messages": HI, "max_tokens": 3}) for _ in range(3)]
-    assert [answer.status for answer in answers] == [200] * 3
-    assert not refused.done()
-    assert (await refused).status == 400
-    assert "takes more than 2.0 s" in refused.result().object["error"]["message"]
 
 
 async def test_tools_calls_and_further_fields_get_to_the_template(templates, post):

@@ -100,12 +100,8 @@ async def test_a_repeated_call_gets_the_same_response(templates, call, post):
     assert (await call("GET", f"{PATH}/resp_x")).status == 404
 
 
-def events_for(notes, after):
-    tokenizer = ByteTokenizer()
-    model = SimpleNamespace(
-        tokenizer=tokenizer, text_stream=lambda params: TextStream.of_branch(tokenizer.detokenizer(), params, ())
-    )
-    return ResponseEvents("resp_r", notes, model, SamplingParams(), 3, after)
+CHANNELS = "<|channel|>analysis<|message|>Hm<|end|><|start|>assistant<|channel|>commentary to=functions.weather "
+CHANNELS += "<|constrain|>json<|message|>{}<|call|><|start|>assistant<|channel|>final<|message|>Yes"
 
 
 @pytest.mark.parametrize(
@@ -116,17 +112,21 @@ def events_for(notes, after):
         (CALL[:-20], FinishReason.LENGTH, ["function_call"], "incomplete"),
         ("", FinishReason.STOP, ["message"], "completed"),
         ("é plain", FinishReason.CANCELLED, ["message"], "cancelled"),
+        (CHANNELS, FinishReason.STOP, ["reasoning", "function_call", "message"], "completed"),
     ],
 )
 def test_events_do_not_depend_on_how_the_tokens_came(text, finish, kinds, status):
     asked, tokenizer = read_response({"input": "Hi", "tools": [TOOL]}), ByteTokenizer()
+    model = SimpleNamespace(tokenizer=tokenizer)
+    model.text_stream = lambda params: TextStream.of_branch(tokenizer.detokenizer(), params, ())
+    forms = OutputForms("harmony", "harmony") if text == CHANNELS else OutputForms()
     notes = ResponseNotes(created_at=1, model="m", shown=asked.shown)
-    notes.note_division(OutputForms().division(tokenizer, asked.answer.tools))
+    notes.note_division(forms.division(tokenizer, asked.answer.tools))
     notes = ResponseNotes.from_bytes(notes.to_bytes())
     tokens = tokenizer.encode(text)
 
     def stream(size, after=-1):
-        events = events_for(notes, after)
+        events = ResponseEvents("resp_r", notes, model, SamplingParams(), 3, after)
         data = events.begin()
         for start in range(0, len(tokens), size):
             data += events.add(tokens[start : start + size], 0)
@@ -141,19 +141,7 @@ def test_events_do_not_depend_on_how_the_tokens_came(text, finish, kinds, status
     for size in (2, 7, 1000):
         assert stream(size) == (first, response)
         assert stream(size, after=5) == (first[6:], response)
-
-
-def test_the_channels_of_gpt_oss_are_items_and_no_event_is_made_where_none_is_wanted():
-    notes = ResponseNotes(created_at=1, model="m", shown={}, schemas={"weather": ""}, form="harmony")
-    notes.reasoning = "harmony"
-    events = events_for(notes, NO_EVENTS)
-    text = "<|channel|>analysis<|message|>Hm<|end|><|start|>assistant<|channel|>commentary to=functions.weather "
-    text += "<|constrain|>json<|message|>{}<|call|><|start|>assistant<|channel|>final<|message|>Yes"
-    assert events.begin() + events.add(ByteTokenizer().encode(text), 0) == b""
-    assert [item["type"] for item in events.output] == ["reasoning", "function_call", "message"]
-    assert events.output[2]["content"][0]["text"] == "Yes"
-    assert events.add(ByteTokenizer().encode("!"), FinishReason.STOP) == b""
-    assert events.output[2]["content"][0]["text"] == "Yes!"
+        assert stream(size, after=NO_EVENTS) == ([], response)
 
 
 def test_notes_are_bounded_once_inflated_and_those_of_newer_routers_are_read():

@@ -1,6 +1,5 @@
 """Embeddings, rerank and score over HTTP: what OpenAI's package and other clients send and read."""
 
-import asyncio
 import base64
 from array import array
 
@@ -93,15 +92,3 @@ async def test_what_is_wrong_is_named(world):
     for path, body, param in WRONG:
         status, found = await post(world, path, body)
         assert (status, found["error"]["param"]) == (400, param), found
-
-
-async def test_a_call_ends_with_its_time_or_its_client(world, client):
-    world.runners[0].step_s = 0.05
-    body = {"input": [[1, 2, 3, i] for i in range(400)]}
-    status, found = await post(world, "/v1/embeddings", body, x_request_timeout_ms="300")
-    assert (status, found["error"]["code"]) == (504, "deadline_exceeded")
-    gate = world.routers[0].pooling.gate
-    task = asyncio.create_task(client.embeddings.create(model="fake", input=body["input"]))
-    await world.until(lambda: gate.num_prompts)
-    task.cancel()
-    await world.until(lambda: not gate.num_prompts and not world.workers[0].workload.sequences)
