@@ -1,4 +1,5 @@
 from functools import reduce
+from itertools import takewhile
 from operator import xor
 
 from hypothesis import settings
@@ -18,21 +19,15 @@ class WorkerTwin:
     """The slow, obvious twin: sets of blocks and an event number per worker."""
 
     def __init__(self, device, host, event_seq):
-        self.device, self.host, self.event_seq = device, host, event_seq
-        self.files: set[bytes] = set()
+        self.device, self.host, self.files, self.event_seq = device, host, set(), event_seq
 
     def apply(self, event):
         blocks = {event.hashes[start : start + 16] for start in range(0, len(event.hashes), 16)}
-        if event.change is KvChange.STORED:
-            self.device |= blocks
-        elif event.change is KvChange.DEMOTED:
-            self.device -= blocks
-            self.host |= blocks
-        elif event.change is KvChange.REMOVED:
-            self.device -= blocks
-            self.host -= blocks
-        else:
-            self.device, self.host = set(), set()
+        if event.change is KvChange.CLEARED:
+            blocks = self.device | self.host
+        self.device = self.device | blocks if event.change is KvChange.STORED else self.device - blocks
+        if event.change is not KvChange.STORED:
+            self.host = self.host | blocks if event.change is KvChange.DEMOTED else self.host - blocks
         self.event_seq += 1
 
     def digest(self):
@@ -40,23 +35,14 @@ class WorkerTwin:
 
     def apply_to_files(self, event):
         blocks = {event.hashes[start : start + 16] for start in range(0, len(event.hashes), 16)}
-        if event.change is KvChange.STORED:
-            self.files |= blocks
-        else:
-            self.files -= blocks if event.change is KvChange.REMOVED else self.files
+        gone = self.files if event.change is KvChange.CLEARED else blocks
+        self.files = self.files | blocks if event.change is KvChange.STORED else self.files - gone
 
     def hits(self, hashes):
-        num_device = num_host = num_files = 0
-        for block in hashes:
-            if block in self.device:
-                num_device += 1
-            elif block in self.host:
-                num_host += 1
-            elif block in self.files:
-                num_files += 1
-            else:
-                break
-        return HitCounts(num_device, num_host, num_files)
+        tiers = (self.device, self.host, self.files)
+        found = [next((i for i, tier in enumerate(tiers) if block in tier), None) for block in hashes]
+        hit = [*takewhile(lambda tier: tier is not None, found)]
+        return HitCounts(*map(hit.count, range(3)))
 
 
 def an_event():

@@ -54,7 +54,8 @@ class FakeLink:
     """A worker that gives one answer, and dies of the call if the answer is a LinkError."""
 
     def __init__(self, name, answer):
-        self.incarnation, self.answer, self.numerics, self.stays = Incarnation(name), answer, "", True
+        self.incarnation, self.answer, self.numerics = Incarnation(name), answer, ""
+        self.stays, self.lost = True, False
         self.facts, self.step_stream = SimpleNamespace(limits=LIMITS), SimpleNamespace(connected=True)
         self.pending_dispatches, self.admissions = PendingDispatches(), []
 
