@@ -13,16 +13,7 @@ from octavo.request.errors import BadModel, Loading, NoAdapterRoom, OutOfBlocks,
 from octavo.request.ids import Incarnation, SequenceId
 from octavo.request.record import AdmissionAnswer, AdmissionOutcome, SequenceState
 from octavo.request.sampling import FinishReason
-from octavo.store.calls import (
-    AppendItem,
-    AppendStatus,
-    Finish,
-    Member,
-    QueueLimits,
-    TakeReason,
-    TakeRequest,
-    WorkerLimits,
-)
+from octavo.store import calls
 from octavo.store.memory import MemoryState, MemoryStore
 from octavo.store.memory.state import Trial
 from octavo.wire.internal import admission_from_wire
@@ -43,7 +34,7 @@ REJECTED = AdmissionAnswer(AdmissionOutcome.REJECTED, BadModel("wrong").failure(
 NAMES = "abcde"
 
 
-LIMITS = WorkerLimits("name", "weights", 8192, 16, 2000, 0, 64)  # of the workers that are there
+LIMITS = calls.WorkerLimits("name", "weights", 8192, 16, 2000, 0, 64)  # of the workers that are there
 
 
 def view(name, num_running=0, cached=0):
@@ -120,7 +111,7 @@ class Scene:
 
     async def assign(self):
         """Assigns the sequence and returns its record."""
-        await self.assigner.assign_sequence(self.seq_id, 0, TakeReason.QUEUED)
+        await self.assigner.assign_sequence(self.seq_id, 0, calls.TakeReason.QUEUED)
         assert not self.assigner.is_assigning(self.seq_id)
         return (await self.store.read(self.seq_id)).record
 
@@ -135,10 +126,10 @@ async def make_scene(hello):
     async def make(*answers, prompt=(1, 2), **changes):
         store, models = MemoryStore(MemoryState()), ModelRegistry()
         await models.add_worker(hello("a"))
-        await store.heartbeat(Member("router", Incarnation("router"), b""), 60_000)
+        await store.heartbeat(calls.Member("router", Incarnation("router"), b""), 60_000)
         for name in NAMES:
-            await store.heartbeat(Member("worker", Incarnation(name), b""), 300)
-        await store.accept(accepted_sequence(prompt, **changes), QueueLimits())
+            await store.heartbeat(calls.Member("worker", Incarnation(name), b""), 300)
+        await store.accept(accepted_sequence(prompt, **changes), calls.QueueLimits())
         assert len(await store.pop("weights", 1, 60_000)) == 1
         made.append(Scene(store, models, answers))
         return made[-1]
@@ -163,12 +154,12 @@ async def test_workers_hear_where_the_prefix_is(make_scene, of_one_class):
 
 async def lose_owner(scene, num_output):
     """The sequence has run on worker a, which has died."""
-    request = TakeRequest(scene.seq_id, 0, Incarnation("a"), "first", TakeReason.QUEUED)
+    request = calls.TakeRequest(scene.seq_id, 0, Incarnation("a"), "first", calls.TakeReason.QUEUED)
     assert (await scene.store.take_ownership(request)).epoch == 1
-    item = AppendItem(scene.seq_id, 1, 0, 0, tuple(range(num_output)))
+    item = calls.AppendItem(scene.seq_id, 1, 0, 0, tuple(range(num_output)))
     (reply,) = await scene.store.append_batch(Incarnation("a"), [item])
-    assert reply.status is AppendStatus.OK
-    await scene.store.leave(Member("worker", Incarnation("a"), b""))
+    assert reply.status is calls.AppendStatus.OK
+    await scene.store.leave(calls.Member("worker", Incarnation("a"), b""))
 
 
 @pytest.mark.parametrize(("buddy", "owner"), [("c", "c"), ("d", "d"), ("b", "c")])
@@ -179,7 +170,7 @@ async def test_a_sequence_without_owner_goes_to_the_worker_that_has_its_blocks(m
     await lose_owner(scene, 300)
     size = view(Incarnation("a")).block_size
     scene.assigner.pool.hits = {Incarnation(buddy): HitCounts(28 * size)}
-    await scene.assigner.assign_sequence(scene.seq_id, 1, TakeReason.LEASE)
+    await scene.assigner.assign_sequence(scene.seq_id, 1, calls.TakeReason.LEASE)
     record = (await scene.store.read(scene.seq_id)).record
     assert record.owner == owner
     (admission,) = scene.links[NAMES.index(owner)].admissions
@@ -218,7 +209,7 @@ async def test_an_unreachable_worker_has_not_crashed(make_scene):
 
     async def renew():
         while True:
-            await scene.store.heartbeat(Member("worker", Incarnation("a"), b""), 300)
+            await scene.store.heartbeat(calls.Member("worker", Incarnation("a"), b""), 300)
             await asyncio.sleep(0.03)
 
     renewing = asyncio.create_task(renew())
@@ -261,9 +252,9 @@ async def replayed(scene, classes, *, staying=NAMES):
     for link, numerics in zip(scene.links, classes, strict=True):
         link.numerics, link.stays = numerics, link.incarnation in staying
     record = await scene.assign()
-    await scene.store.append_batch(Incarnation("a"), [AppendItem(scene.seq_id, record.epoch, 0, 0, [7])])
-    await scene.store.leave(Member("worker", Incarnation("a"), b""))
-    await scene.assigner.assign_sequence(scene.seq_id, record.epoch, TakeReason.LEASE)
+    await scene.store.append_batch(Incarnation("a"), [calls.AppendItem(scene.seq_id, record.epoch, 0, 0, [7])])
+    await scene.store.leave(calls.Member("worker", Incarnation("a"), b""))
+    await scene.assigner.assign_sequence(scene.seq_id, record.epoch, calls.TakeReason.LEASE)
     record = (await scene.store.read(scene.seq_id)).record
     assert scene.assigner.numerics_changes.total() == record.numerics_changes
     return (record.numerics if record.owner and record.owner != "a" else ""), record.numerics_changes
@@ -287,8 +278,10 @@ async def suspect(scene, owners="xyz"):
     """Gives the sequence to one owner after the other has died; its epoch. The third one runs it alone."""
     epoch = 0
     for owner in owners:
-        reason = TakeReason.CONNECTION if epoch else TakeReason.QUEUED
-        taken = await scene.store.take_ownership(TakeRequest(scene.seq_id, epoch, Incarnation(owner), owner, reason))
+        reason = calls.TakeReason.CONNECTION if epoch else calls.TakeReason.QUEUED
+        taken = await scene.store.take_ownership(
+            calls.TakeRequest(scene.seq_id, epoch, Incarnation(owner), owner, reason)
+        )
         epoch = taken.epoch
         await scene.store.announce(scene.seq_id, epoch, Incarnation(owner))
     assert taken.suspect == (len(owners) == 3)
@@ -300,7 +293,7 @@ async def test_a_suspect_goes_where_no_other_suspect_runs(make_scene):
     epoch, state = await suspect(scene, "xy"), scene.store.shared  # when y has died, too, it is to run alone
     until_ms = state.now_ms() + 60_000
     state.trials |= {Incarnation(name): Trial(SequenceId("other"), until_ms, begun=False) for name in "ab"}
-    assigning = asyncio.create_task(scene.assigner.assign_sequence(scene.seq_id, epoch, TakeReason.LEASE))
+    assigning = asyncio.create_task(scene.assigner.assign_sequence(scene.seq_id, epoch, calls.TakeReason.LEASE))
     await asyncio.sleep(0.1)
     assert not assigning.done()  # it waits for one of them
     del state.trials[Incarnation("b")]
@@ -357,14 +350,14 @@ async def test_what_is_wrong_has_ended_or_is_past_asks_nobody_else(make_scene):
 
     async def take_and_cancel(request):
         reply = await take(request)
-        if request.reason is TakeReason.REFUSED:  # the second take, after which the journals are read again
-            await scene.store.finish(Finish(scene.seq_id, FinishReason.CANCELLED))
+        if request.reason is calls.TakeReason.REFUSED:  # the second take, after which the journals are read again
+            await scene.store.finish(calls.Finish(scene.seq_id, FinishReason.CANCELLED))
         return reply
 
     scene.store.take_ownership = take_and_cancel
     assert (await scene.assign()).state is SequenceState.CANCELLED
     assert scene.num_asked() == [1, 0]
     scene = await make_scene(ADMITTED)
-    await scene.assigner.assign_sequence(scene.seq_id, 7, TakeReason.REFUSED)
+    await scene.assigner.assign_sequence(scene.seq_id, 7, calls.TakeReason.REFUSED)
     assert scene.num_asked() == [0]
     assert scene.session.told == ["poll"]

@@ -7,16 +7,7 @@ from dataclasses import replace
 import pytest
 
 from gpu_worker.testing.fake_runner import FakeRunner
-from octavo.request.errors import (
-    CannotMove,
-    InvalidArgument,
-    NotFound,
-    NoWorkers,
-    OutOfBlocks,
-    TooManyMoves,
-    TransferFailed,
-    Unreachable,
-)
+from octavo.request import errors
 from octavo.request.ids import Incarnation, SequenceId
 from octavo.request.record import WorkerRole
 from octavo.request.sampling import SamplingParams
@@ -88,33 +79,33 @@ async def test_operators_hear_why_nothing_can_move(running):
     for link in source.other_links():
         link._watch.on_load = lambda load: None
         link.unusable_reason = "away"
-    with pytest.raises(NoWorkers, match=r"worker-\d: away"):
+    with pytest.raises(errors.NoWorkers, match=r"worker-\d: away"):
         await source.migrate()
     for link in source.other_links():
         link.unusable_reason, link.load.num_free_blocks, link.load.num_cached_blocks = "", 0, 0
         link.load_at += 1000
-    with pytest.raises(OutOfBlocks, match="has no room"):
+    with pytest.raises(errors.OutOfBlocks, match="has no room"):
         await source.migrate()
     for link in source.other_links():
         running.routers[0].pool.links.pop(link.incarnation)
-    with pytest.raises(NoWorkers, match="no other worker of this model"):
+    with pytest.raises(errors.NoWorkers, match="no other worker of this model"):
         await source.migrate()
     assert not source.asked
 
 
 async def test_what_stayed_says_why(running):
     """A source that does not know the sequence, or not at this epoch, is asked again a few times, and no other one."""
-    gone = NotFound("target: the store knows no live worker", resource="worker", name="b")
+    gone = errors.NotFound("target: the store knows no live worker", resource="worker", name="b")
     for answer, count, raised, said in (
-        (CannotMove("it has beams", cause="beams").failure(), 1, CannotMove, "it has beams"),
-        (OutOfBlocks("full").failure(), 1, OutOfBlocks, "full"),
-        (Unreachable("the target does not answer").failure(), 1, Unreachable, "the target does not answer"),
-        (TransferFailed("corrupt", cause="CHECKSUM").failure(), 1, Unreachable, "corrupt"),
-        (None, 1, Unreachable, "stayed"),
-        (gone, 1, Unreachable, "no live worker"),
-        (TooManyMoves("4 sequences move"), 1, TooManyMoves, "4 sequences move"),
-        (NotFound("no such sequence here"), 3, Unreachable, "no such sequence here"),
-        (CannotMove("at another epoch", cause="epoch"), 3, CannotMove, "at another epoch"),
+        (errors.CannotMove("it has beams", cause="beams").failure(), 1, errors.CannotMove, "it has beams"),
+        (errors.OutOfBlocks("full").failure(), 1, errors.OutOfBlocks, "full"),
+        (errors.Unreachable("no answer").failure(), 1, errors.Unreachable, "no answer"),
+        (errors.TransferFailed("corrupt", cause="CHECKSUM").failure(), 1, errors.Unreachable, "corrupt"),
+        (None, 1, errors.Unreachable, "stayed"),
+        (gone, 1, errors.Unreachable, "no live worker"),
+        (errors.TooManyMoves("4 sequences move"), 1, errors.TooManyMoves, "4 sequences move"),
+        (errors.NotFound("no such sequence here"), 3, errors.Unreachable, "no such sequence here"),
+        (errors.CannotMove("at another epoch", cause="epoch"), 3, errors.CannotMove, "at another epoch"),
     ):
         asked_for = answer if isinstance(answer, Exception) else report_of(answer)
         source = Source(running, *[asked_for] * count)
@@ -126,17 +117,17 @@ async def test_what_stayed_says_why(running):
 async def test_what_cannot_be_asked_for(running):
     source = Source(running)
     migrator, record = running.routers[0].migrator, source.entry.record
-    with pytest.raises(InvalidArgument, match=r"worker_id: worker-\d runs the request already"):
+    with pytest.raises(errors.InvalidArgument, match=r"worker_id: worker-\d runs the request already"):
         await source.migrate(running.routers[0].pool.find_link(record.owner))
-    with pytest.raises(NotFound):
+    with pytest.raises(errors.NotFound):
         await migrator.migrate(SequenceId("0" * 32))
     link = running.routers[0].pool.links.pop(record.owner)
-    with pytest.raises(Unreachable, match="does not reach"):
+    with pytest.raises(errors.Unreachable, match="does not reach"):
         await source.migrate()
     running.routers[0].pool.links[Incarnation(record.owner)] = link
     await running.client().cancel("s0")
     await running.until(lambda: record.state.ended)
-    with pytest.raises(CannotMove, match="has ended"):
+    with pytest.raises(errors.CannotMove, match="has ended"):
         await source.migrate()
     assert not source.asked
 
@@ -146,7 +137,7 @@ async def test_a_request_that_waits_cannot_move(world):
     world.routers[0].dispatcher._room_left = lambda model: 0
     task = asyncio.create_task(world.client().complete([1, 2, 3], LONG, request_id="waits"))
     await world.until(lambda: world.entries)
-    with pytest.raises(CannotMove, match="waits in the queue"):
+    with pytest.raises(errors.CannotMove, match="waits in the queue"):
         await world.routers[0].migrator.migrate(world.entry("waits").record.seq_id)
     await world.client().cancel("waits")
     await task

@@ -12,16 +12,7 @@ from gpu_worker.testing.fake_runner import fold, state_vector
 from octavo.net.security.api_keys import line_of, new_key
 from octavo.pooling.params import PoolingParams, PoolKind
 from octavo.pooling.vectors import cosine
-from octavo.request.errors import (
-    DeadlineExceeded,
-    InvalidArgument,
-    NoWorkers,
-    PoisonSuspected,
-    QueueFull,
-    QuotaExceeded,
-    Unauthenticated,
-    Unreachable,
-)
+from octavo.request import errors
 from octavo.v1 import inference_pb2, types_pb2
 from octavo.wire.statuses import error_from
 from router.fleet.worker_link import WorkerLink
@@ -79,7 +70,7 @@ async def test_a_prompt_that_kills_is_given_up_and_no_other(world, monkeypatch):
 
     def breaking(self, prompts, *arguments, **options):
         async def broken():
-            raise Unreachable("it died")
+            raise errors.Unreachable("it died")
             yield []
 
         return broken() if any(999 in prompt for prompt in prompts) else pool(self, prompts, *arguments, **options)
@@ -87,7 +78,7 @@ async def test_a_prompt_that_kills_is_given_up_and_no_other(world, monkeypatch):
     monkeypatch.setattr(WorkerLink, "pool", breaking)
     stub = world.stub()
     poison, others = await asyncio.gather(error_of(stub.Embed(request([[999, 1]]))), stub.Embed(request(PROMPTS[:50])))
-    assert isinstance(poison, PoisonSuspected)
+    assert isinstance(poison, errors.PoisonSuspected)
     assert vectors(others) == expected(PROMPTS[:50])
 
 
@@ -98,12 +89,12 @@ async def test_who_leaves_or_runs_out_of_time_leaves_nothing(world):
     call = stub.Embed(request())
     await world.until(lambda: dispatcher.num_vectors)
     call.cancel()
-    assert isinstance(await error_of(stub.Embed(request(), timeout=0.5)), DeadlineExceeded)
+    assert isinstance(await error_of(stub.Embed(request(), timeout=0.5)), errors.DeadlineExceeded)
     await world.until(lambda: not (worker.workload.sequences or worker.vectors.num_open or gate.num_prompts))
     assert not len(dispatcher._queue)
     await world._stop_worker(worker)
     await world.until(lambda: not world.routers[0].models.find_by_name("fake").workers)
-    assert isinstance(await error_of(stub.Embed(request())), NoWorkers), "without a worker it is refused at once"
+    assert isinstance(await error_of(stub.Embed(request())), errors.NoWorkers), "without a worker it is refused at once"
 
 
 async def test_what_is_wrong_is_refused_by_its_field(world):
@@ -125,7 +116,7 @@ async def test_what_is_wrong_is_refused_by_its_field(world):
         (inference_pb2.ScoreRequest(left=["a"], right=["b"], instruction="x"), "instruction"),
     ):
         error = await error_of((stub.Embed if isinstance(asked, inference_pb2.EmbedRequest) else stub.Score)(asked))
-        assert isinstance(error, InvalidArgument) and error.field == field, error
+        assert isinstance(error, errors.InvalidArgument) and error.field == field, error
     assert not world.workers[0].engine.times.num_tokens
 
 
@@ -137,19 +128,19 @@ async def test_bounds_quotas_and_keys_hold(world, tmp_path):
         1, step_s=0.05, max_batch_tokens=64, max_batch_sequences=8, router={"api_keys": str(keys), **limits}
     )
     stub, named = world.stub(), {"metadata": (("authorization", f"Bearer {key}"),)}
-    assert isinstance(await error_of(stub.Embed(request())), Unauthenticated)
+    assert isinstance(await error_of(stub.Embed(request())), errors.Unauthenticated)
     first = stub.Embed(request(), **named)
     gate = world.routers[0].pooling.gate
     await world.until(lambda: gate.num_prompts == 200)
     full = await error_of(stub.Embed(request(PROMPTS[:60]), **named))
-    assert isinstance(full, QueueFull) and full.retry_after_ms
+    assert isinstance(full, errors.QueueFull) and full.retry_after_ms
     second = stub.Embed(request(PROMPTS[:10]), **named)
     await world.until(lambda: gate.num_prompts == 210)
     over = await error_of(stub.Embed(request(PROMPTS[:10]), **named))
-    assert isinstance(over, QuotaExceeded) and over.quota == "streams"
+    assert isinstance(over, errors.QuotaExceeded) and over.quota == "streams"
     world.hurry()
     assert vectors(await first) == expected() and vectors(await second) == expected(PROMPTS[:10])
-    while not isinstance(over := await error_or(stub.Embed(request(), **named)), QuotaExceeded):
+    while not isinstance(over := await error_or(stub.Embed(request(), **named)), errors.QuotaExceeded):
         assert over is None
     assert over.quota == "tokens_per_minute" and over.retry_after_ms
 
