@@ -131,14 +131,16 @@ async def test_a_beam_search_has_the_name_of_vllm(post):
     assert (drawn.status, drawn.error["param"]) == (400, "top_p")
 
 
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("path", [PATH, "/v1/chat/completions"])
-async def test_log_probabilities_may_name_tokens_by_id(templates, path, stream, post):
-    body = {**COMPLETION, "logprobs": 1, "echo": True} if path == PATH else {**CHAT, "logprobs": True}
-    more = {"n": 1, "return_token_ids": True, "return_tokens_as_token_ids": True, "stream": stream}
-    answer = await post(path, {**body, **more})
-    choices = [each["choices"][0] for each in (answer.chunks if stream else [answer.object])]
-    shown = [each["logprobs"] for each in choices if each["logprobs"]]
-    named = [name for each in shown for name in each.get("tokens") or [one["token"] for one in each["content"]]]
-    tokens = PROMPT * (path == PATH) + [token for choice in choices for token in choice["token_ids"]]
-    assert named == [f"token_id:{token}" for token in tokens]
+async def test_log_probabilities_may_name_tokens_by_id(templates, post):
+    more = {"n": 1, "return_token_ids": True, "return_tokens_as_token_ids": True}
+    for path, body in (
+        (PATH, {**COMPLETION, "logprobs": 1, "echo": True}),
+        ("/v1/chat/completions", {**CHAT, "logprobs": True}),
+    ):
+        streamed = (await post(path, {**body, **more, "stream": True})).chunks
+        for answers in ([(await post(path, {**body, **more})).object], streamed):
+            choices = [each["choices"][0] for each in answers]
+            shown = [each["logprobs"] for each in choices if each["logprobs"]]
+            named = [name for each in shown for name in each.get("tokens") or [one["token"] for one in each["content"]]]
+            tokens = PROMPT * (path == PATH) + [token for choice in choices for token in choice["token_ids"]]
+            assert named == [f"token_id:{token}" for token in tokens]
