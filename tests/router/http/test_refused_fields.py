@@ -80,6 +80,7 @@ RESPONSES = [
     ({"input": []}, "input"),
     ({"input": [{"type": "web_search_call"}]}, "input[0].type"),
     ({"input": said({"type": "input_image"})["messages"]}, "input[0].content[0].image_url"),
+    ({"input": said({"type": "input_image", "file_id": "f"})["messages"]}, "input[0].content[0].file_id"),
     ({"input": [{"role": "robot", "content": "x"}]}, "input[0].role"),
     ({"input": [{"type": "function_call", "call_id": "c", "name": "f"}]}, "input[0].arguments"),
     ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
