@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import grpc
 import pytest
-from slow_beams import best_outputs
 from web_pages import metrics
 
 from gpu_worker.serving.leaving import releaser
@@ -46,24 +45,6 @@ async def test_the_usage_tells_what_the_first_owner_had_cached(world, was_there)
     assert last.finished.usage.cached_tokens == (await client.get("s")).usage.cached_tokens == expected
     *_, last = [event async for event in world.client(1).attach("s")]
     assert last.finished.usage.cached_tokens == expected
-
-
-async def test_beams_survive_a_lost_worker(world):
-    """Nothing of a search is journalled before its end, so the next worker searches from the prompt again."""
-    params = SamplingParams(n=2, beam_width=3, max_tokens=40, min_tokens=20, stop=("a", "q", "%", "5"))
-    await world.start([FakeRunner(step_s=0.05, vocab_size=128) for _ in range(2)])
-    client, info = world.client(), world.runners[0].info
-    tasks = [asyncio.create_task(client.complete([*PROMPT, i], params, request_id=f"s{i}")) for i in range(4)]
-    await world.until(lambda: len(world.entries) == 4 and all(entry.record.owner for entry in world.entries))
-    await asyncio.sleep(0.1)
-    await world.kill(world.workers[0])
-    world.hurry()
-    for i, completion in enumerate(await asyncio.gather(*tasks)):
-        expected = best_outputs(info, [*PROMPT, i], params)
-        got = [(tuple(output.token_ids), output.text, output.finish_reason) for output in completion.outputs]
-        assert got == [(best.token_ids, best.text, best.finish) for best in expected]
-        assert list(world.entry(f"s{i}").record.scores) == pytest.approx([best.total for best in expected])
-    assert max(entry.record.epoch for entry in world.entries) > 1
 
 
 async def test_log_probabilities_survive_a_lost_worker(world):
