@@ -30,9 +30,6 @@ async def is_serving(endpoint):
         return reply.status == SERVING
 
 
-# By command
-
-
 @pytest.mark.parametrize("undone", [False, True], ids=["draining", "undone"])
 async def test_an_outage_only_delays_releases(world, oracle, monkeypatch, undone):
     """The worker lives on: no lease ends, and the sequence runs nowhere."""
