@@ -7,31 +7,30 @@ import json
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, closing
-from dataclasses import replace
 from typing import Any
 
 import grpc
 import pytest
 from effort import patience
+from live.oracle import Oracle
 
 from gpu_worker.serving.process.listener import Listener
 from gpu_worker.serving.process.worker import Worker
-from gpu_worker.testing.fake_runner import Chooser, FakeRunner, fold
+from gpu_worker.testing.fake_runner import FakeRunner
 from octavo.client import AsyncClient
 from octavo.request.ids import Incarnation, new_incarnation
-from octavo.request.sampling import FinishReason, SamplingParams, rank
+from octavo.request.sampling import FinishReason, SamplingParams
 from octavo.settings.router import RouterSettings
 from octavo.settings.worker import WorkerSettings
 from octavo.store.memory import MemoryState, MemoryStore
-from octavo.text.stop import TextStream
 from octavo.text.tokenizers import byte_tokenizer
-from octavo.text.tokenizers.byte_tokenizer import ByteTokenizer
 from octavo.v1 import admin_pb2_grpc, inference_pb2_grpc
 from octavo.wire.channel import open_channel
 from router.fleet import worker_link, worker_pool, worker_streams
-from router.fleet.model_registry import WorkerFacts
+from router.fleet.model_registry import ModelRegistry, WorkerFacts
 from router.placing import dispatcher
 from router.router import Router
+from router.streaming.request_preparer import RequestPreparer
 
 SECRET = b"s" * 32
 GREEDY = SamplingParams(temperature=0.0, max_tokens=60)
@@ -40,54 +39,21 @@ LEASE_MS = 5000  # a busy machine may stop the one event loop for a second
 KILLED_LEASE_MS = 500  # what is left of it when a worker is killed
 
 
-class Oracle:
-    """Computes the outputs that a FakeRunner gives for a request, without any service."""
-
-    def __init__(self, **runner: object) -> None:
-        self.info = FakeRunner(**runner).info
-        self._chooser = Chooser(self.info)
-
-    def branch(self, prompt: Sequence[int], params: SamplingParams, index: int = 0) -> tuple[list[int], float]:
-        """The tokens of one branch and the sum of their log probabilities, as if there were no stop strings."""
-        tokens, total = list(prompt), 0.0
-        for position in range(params.max_tokens or 0):
-            state = fold(tokens)
-            token = self._chooser.token(state, params, index, position)
-            total += self._chooser.score(state, token, params).logprob
-            tokens.append(token)
-        return tokens[len(prompt) :], total
+class TupleOracle(Oracle):
+    """Computes the outputs that a FakeRunner gives for a request: (tokens, text, finish reason) of each branch."""
 
     def outputs(self, prompt: Sequence[int], params: SamplingParams) -> list[tuple[tuple[int, ...], str, FinishReason]]:
-        """The (tokens, text, finish reason) of each branch that the client gets."""
-        branches = [self.branch(prompt, params, index) for index in range(params.num_branches)]
-        cut = [self._cut(tokens, params) for tokens, _ in branches]
-        if params.num_branches == params.n:
-            return cut
-        scores = [
-            self.branch(prompt, replace(params, max_tokens=len(cut[index][0])), index)[1] for index in range(len(cut))
-        ]
-        return [cut[index] for index in rank(scores, params.n)]
+        return [(each.token_ids, each.text, each.finish_reason) for each in super().outputs(prompt, params)]
 
     @staticmethod
-    def returned(completion: object) -> list[tuple[tuple[int, ...], str, FinishReason]]:
-        """The (tokens, text, finish reason) of each output of a completion."""
+    def returned(completion: Any) -> list[tuple[tuple[int, ...], str, FinishReason]]:
+        """The same of each output of a completion."""
         return [(tuple(o.token_ids), o.text, o.finish_reason) for o in completion.outputs]
 
-    async def check_completions(
-        self, completions: Sequence[Awaitable[object]], params: SamplingParams = GREEDY
-    ) -> None:
+    async def check_completions(self, completions: Sequence[Awaitable[Any]], params: SamplingParams = GREEDY) -> None:
         """Compares the completions of the requests that `World.streams` has begun."""
         for i, completion in enumerate(await asyncio.gather(*completions)):
             assert self.returned(completion) == self.outputs([*PROMPT, i], params)
-
-    def _cut(self, tokens: list[int], params: SamplingParams) -> tuple[tuple[int, ...], str, FinishReason]:
-        stream, text = TextStream.of_branch(ByteTokenizer().detokenizer(), params, self.info.eos_token_ids), ""
-        for index, token in enumerate(tokens):
-            delta = stream.push([token])
-            text += delta.text
-            if delta.stopped:
-                return tuple(tokens[: index + 1]), text, FinishReason.STOP
-        return tuple(tokens), text + stream.finish().text, FinishReason.LENGTH
 
 
 class World:
@@ -140,19 +106,21 @@ class World:
 
     async def start(
         self,
-        workers: int = 1,
+        workers: int | Sequence[Any] = 1,
         routers: int = 1,
         *,
         step_s: float = 0.001,
-        router: dict[str, object] | None = None,
-        **settings: object,
-    ) -> None:
-        """Builds workers with these settings and routers with those of `router`."""
-        for _ in range(workers):
-            await self.worker(FakeRunner(step_s=step_s), **settings)
+        router: dict[str, Any] | None = None,
+        **settings: Any,
+    ) -> Router:
+        """Builds workers, of these runners or so many, and routers with the settings of `router`; the last of them."""
+        runners = [FakeRunner(step_s=step_s) for _ in range(workers)] if isinstance(workers, int) else workers
+        for runner in runners:
+            await self.worker(runner, **settings)
         for _ in range(routers):
             await self.router(**router or {})
         await self.ready()
+        return self.routers[-1]
 
     def hurry(self) -> None:
         """What runs need not go on for long: steps take no time from now on."""
@@ -280,8 +248,8 @@ class World:
 
 
 @pytest.fixture
-def oracle() -> Oracle:
-    return Oracle()
+def oracle() -> TupleOracle:
+    return TupleOracle("fake")
 
 
 @pytest.fixture(autouse=True)
@@ -318,6 +286,18 @@ def hello() -> Callable[..., WorkerFacts]:
             "device": "cpu",
         }
         return WorkerFacts(**{**usual, **different})
+
+    return make
+
+
+@pytest.fixture
+def make_preparer(hello: Callable[..., WorkerFacts]) -> Callable[..., Awaitable[RequestPreparer]]:
+    """Makes the preparer of a router that knows one worker; keyword arguments change what that says of itself."""
+
+    async def make(**different: object) -> RequestPreparer:
+        models = ModelRegistry()
+        await models.add_worker(hello("w", **different))
+        return RequestPreparer(models, Incarnation("router"))
 
     return make
 

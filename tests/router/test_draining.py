@@ -1,7 +1,6 @@
 """A worker or a router that leaves on purpose: nothing is lost but a pause, and nobody counts a crash."""
 
 import asyncio
-import threading
 import time
 from dataclasses import replace
 
@@ -14,7 +13,6 @@ from gpu_worker.serving.leaving import releaser
 from gpu_worker.testing.fake_runner import FakeRunner
 from octavo.client import AsyncClient
 from octavo.request.errors import Draining, InvalidArgument, NotFound, StoreUnavailable
-from octavo.request.record import SequenceState
 from octavo.request.sampling import SamplingParams
 from octavo.store.memory import MemoryStore
 from octavo.v1 import admin_pb2, inference_pb2
@@ -22,106 +20,14 @@ from octavo.wire import statuses
 from octavo.wire.channel import open_channel
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=60)
-LONG = replace(GREEDY, max_tokens=2000)
 PROMPT = list(range(3, 40))
 SERVING = health_pb2.HealthCheckResponse.SERVING
 
 
-def takes(entry) -> list[str]:
-    """On which grounds a sequence was taken."""
-    return [line.detail.split()[1] for line in entry.record.timeline if line.what == "taken"]
-
-
-async def until_all_queued(world) -> None:
-    """A router that has not heard of the drain yet may give the worker a sequence once more, before it puts it back."""
-    await world.until(lambda: {entry.record.state for entry in world.entries} == {SequenceState.QUEUED})
-
-
-def running_on(world, worker) -> list:
-    entries = world.entries
-    return [entry for entry in entries if entry.record.owner == worker.listener.incarnation]
-
-
-async def is_serving(endpoint: str) -> bool:
+async def is_serving(endpoint):
     async with open_channel(endpoint) as channel:
         reply = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
         return reply.status == SERVING
-
-
-async def leave(world, worker) -> None:
-    """What a worker's process does on SIGTERM."""
-    world.workers.remove(worker)
-    await worker.leave(asyncio.Event())
-    await worker.stop()
-
-
-# Workers
-
-
-async def test_leaving_workers_count_no_crash(world, oracle):
-    """Of five that leave in a row, each has every sequence: five crashes would be two too many."""
-    await world.start(step_s=0.01)
-    params = replace(GREEDY, max_tokens=1500)  # more than they get to before the last worker, which is quick
-    tasks = await world.streams(world.client(), 4, params)
-    for number in range(5):
-        old = world.workers[0]
-        await world.until(lambda old=old: len(running_on(world, old)) == 4, 20.0)
-        await world.worker(FakeRunner(step_s=0.01 if number < 4 else 0.0))
-        await world.ready()
-        await leave(world, old)
-    await oracle.check_completions(tasks, params)
-    for entry in world.entries:
-        assert entry.record.crashes == 0
-        moves = [line for line in entry.record.timeline if line.what == "migrated"]
-        assert takes(entry).count("queued") + len(moves) >= 6
-        assert set(takes(entry)) <= {"queued", "refused"}  # by a worker that had just begun to leave
-
-
-async def test_the_only_worker_leaves_the_rest_queued(world, oracle):
-    await world.start(step_s=0.02, drain_ms=3000)
-    client, few = world.client(), replace(GREEDY, max_tokens=25)
-    short = asyncio.create_task(client.complete([*PROMPT, 0], few, request_id="short"))
-    long = asyncio.create_task(client.complete([*PROMPT, 1], replace(GREEDY, max_tokens=300), request_id="long"))
-    await world.until(lambda: world.workers[0].drain.num_left == 2)
-    await leave(world, world.workers[0])
-    assert world.entry("short").record.state is SequenceState.DONE  # what ends meanwhile ends here
-    assert world.entry("long").record.state is SequenceState.QUEUED
-    assert len(world.entry("long").journals[0]) > 20  # it went on until the time was nearly over
-    await world.worker(FakeRunner(step_s=0.0))
-    assert oracle.returned(await short) == oracle.outputs([*PROMPT, 0], few)
-    assert oracle.returned(await long) == oracle.outputs([*PROMPT, 1], replace(GREEDY, max_tokens=300))
-    assert world.entry("long").record.crashes == 0
-
-
-async def test_a_second_signal_releases_everything_at_once(world):
-    await world.start(step_s=0.02)
-    tasks = await world.streams(world.client(), 4, LONG)
-    urgent, worker = asyncio.Event(), world.workers[0]
-    leaving = asyncio.create_task(worker.leave(urgent))
-    await asyncio.sleep(0.1)
-    assert not leaving.done()  # the only worker: it goes on
-    urgent.set()
-    async with asyncio.timeout(patience(5)):
-        await leaving
-        await worker.stop()
-    world.workers.remove(worker)
-    await until_all_queued(world)
-    await world.abandon(tasks)
-
-
-async def test_a_hasty_worker_still_ends_its_step(world):
-    worker = await world.worker(FakeRunner(step_s=0.2), drain_ms=0)
-    await world.router()
-    await world.ready()
-    tasks = await world.streams(world.client(), 2, LONG)
-    world.workers.remove(worker)
-    await worker.leave(asyncio.Event())
-    assert await worker.stop()
-    await until_all_queued(world)
-    await world.abandon(tasks)
-
-
-# By command
 
 
 @pytest.mark.parametrize("undone", [False, True], ids=["draining", "undone"])
@@ -129,57 +35,26 @@ async def test_an_outage_only_delays_releases(world, oracle, monkeypatch, undone
     """The worker lives on: no lease ends, and the sequence runs nowhere."""
     monkeypatch.setattr(releaser, "STORE_PATIENCE_S", 0.1)
     store, asked = MemoryStore(world.state), []
-    worker = await world.worker(FakeRunner(step_s=0.01), store)
-    await world.router(MemoryStore(world.state))
-    await world.ready()
+    await world.start(step_s=0.01, store=store)
+    [worker] = world.workers
     params = replace(GREEDY, max_tokens=300)
     tasks = await world.streams(world.client(), 2, params)
-    requeue = store.requeue
 
-    async def away(*_) -> None:
+    async def away(*_):
         asked.append(time.monotonic())
         raise StoreUnavailable("down")
 
-    store.requeue = away
-    worker.drain.begin(0.0)
-    await world.until(lambda: asked and time.monotonic() - asked[0] > 0.5)
-    if undone:
-        worker.drain.undo()
-    store.requeue = requeue
+    with monkeypatch.context() as outage:
+        outage.setattr(store, "requeue", away)
+        worker.drain.begin(0.0)
+        await world.until(lambda: asked and time.monotonic() - asked[0] > 0.5)
+        if undone:
+            worker.drain.undo()
     await world.until(lambda: worker.drain.num_released == 2)
     await world.worker(FakeRunner(step_s=0.0))
     world.hurry()
     await oracle.check_completions(tasks, params)
     assert all(entry.record.crashes == 0 for entry in world.entries)
-
-
-async def test_an_operator_drains_a_worker_and_undoes_it(world, oracle):
-    await world.worker(FakeRunner(step_s=0.01))
-    await world.start(step_s=0.01)
-    admin, worker = world.admin(), world.workers[0]
-    params = replace(GREEDY, max_tokens=800)
-    tasks = await world.streams(world.client(), 6, params)
-    num_here = len(running_on(world, worker))
-    assert num_here > 0
-    request = admin_pb2.DrainWorkerRequest(worker_id=worker.listener.worker_id)
-    progress = [each async for each in admin.DrainWorker(request)]
-    world.hurry()  # none was to end before that
-    assert progress[-1].num_left == 0
-    assert progress[-1].num_migrated + progress[-1].num_released == num_here
-    assert progress[-1].num_migrated > 0
-    await world.until(lambda: not running_on(world, worker))  # what it has refused may still have it as its owner
-    assert not await is_serving(worker.listener.endpoint)
-    again = [each async for each in admin.DrainWorker(request)]  # nothing is left to do
-    assert (again[-1].num_left, again[-1].num_released) == (0, 0)
-    await oracle.check_completions(tasks, params)
-    assert all(entry.record.crashes == 0 for entry in world.entries)
-    listed = await admin.ListWorkers(admin_pb2.ListWorkersRequest())
-    assert [each.reason for each in listed.workers] == ["draining", ""]
-    request.undo = True
-    assert [each async for each in admin.DrainWorker(request)]
-    await world.ready()
-    await world.kill(world.workers[1])
-    assert oracle.returned(await world.client().complete([1, 2], GREEDY)) == oracle.outputs([1, 2], GREEDY)
 
 
 async def test_a_drain_with_wrong_arguments_is_refused(world):
@@ -196,10 +71,7 @@ async def test_a_drain_with_wrong_arguments_is_refused(world):
     assert not world.workers[0].drain.active
 
 
-# Routers
-
-
-def call_of(world, request_id: str, max_tokens: int):
+def call_of(world, request_id, max_tokens):
     """One Generate call of the first router."""
     request = inference_pb2.GenerateRequest(request_id=request_id)
     request.token_ids.ids.extend(PROMPT)
@@ -209,9 +81,7 @@ def call_of(world, request_id: str, max_tokens: int):
 
 async def test_a_draining_router_lets_its_streams_end(world, monkeypatch):
     monkeypatch.setattr("router.router.TELLING_S", patience(0.6))  # afterwards it takes no connection
-    await world.worker(FakeRunner(step_s=0.01))
-    router = await world.router(drain_ms=20_000)
-    await world.ready()
+    router = await world.start(step_s=0.01, router={"drain_ms": 20_000})
     stream = call_of(world, "going", 150)
     await anext(stream)
     complete = asyncio.create_task(AsyncClient([router.endpoint]).complete(PROMPT, replace(GREEDY, max_tokens=140)))
@@ -231,51 +101,15 @@ async def test_a_draining_router_lets_its_streams_end(world, monkeypatch):
     assert "new" not in {entry.record.request_id for entry in world.entries}
 
 
-async def test_late_streams_end_with_a_resume_token(world, oracle):
-    """Also a stream that has had no event yet."""
-    gate = threading.Event()
-    runner = FakeRunner(step_s=0.01)
-    await world.worker(runner)
-    router = await world.router(drain_ms=300, grace_ms=30_000)
-    await world.router(grace_ms=30_000)
-    await world.ready()
-    stream = call_of(world, "begun", 400)
-    first = await anext(stream)
-    run = runner.run
-    runner.run = lambda step: (gate.wait(2.0), run(step))[1]
-    silent = call_of(world, "silent", 60)
-    await world.until(lambda: len(world.entries) == 2)
-    world.routers.remove(router)
-    await router.leave(asyncio.Event())
-    stopping = asyncio.create_task(router.stop())
-    await asyncio.sleep(0)  # it has ended its streams
-    gate.set()
-    await stopping
-    world.hurry()
-    for call, request_id, num_tokens in ((stream, "begun", 400), (silent, "silent", 60)):
-        events = [first] if request_id == "begun" else []
-        with pytest.raises(grpc.aio.AioRpcError) as raised:
-            async for event in call:
-                events.append(event)
-        assert isinstance(statuses.error_from(raised.value), Draining)
-        assert bool(events[-1].token_ids) == (request_id == "begun")
-        attached = [event async for event in world.client(0).attach(resume_token=events[-1].resume_token)]
-        [(expected, _, _)] = oracle.outputs(PROMPT, replace(GREEDY, max_tokens=num_tokens, ignore_eos=True))
-        rest = tuple(token for event in attached for token in event.token_ids)
-        assert expected[len(expected) - len(rest) :] == rest
-        assert attached[-1].finished
-
-
 async def test_a_hanging_store_holds_no_router(world):
-    store = MemoryStore(world.state)
+    store, urgent = MemoryStore(world.state), asyncio.Event()
     router = await world.router(store)
     world.routers.remove(router)
 
-    async def hangs(*_) -> None:
+    async def hangs(*_):
         await asyncio.Event().wait()
 
     store.leave = store.heartbeat = store.sweep = store.members = hangs
-    urgent = asyncio.Event()
     urgent.set()
     async with asyncio.timeout(20):
         await router.leave(urgent)

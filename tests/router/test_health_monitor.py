@@ -17,7 +17,7 @@ class TroubledStore(MemoryStore):
 
     trouble = ""
 
-    async def accepting(self) -> bool:
+    async def accepting(self):
         if self.trouble == "away":
             raise StoreUnavailable("away")
         if self.trouble == "hangs":
@@ -49,22 +49,16 @@ async def told(monitor):
     return new, await status(monitor._public, RESUME)
 
 
-@pytest.mark.parametrize(
-    ("trouble", "expected"), [("away", (False, False)), ("hangs", (False, False)), ("full", (False, True))]
-)
-async def test_health_tells_of_the_store_s_trouble(monitor, trouble, expected):
+async def test_health_tells_of_the_store_s_trouble(monitor, worker):
+    """And without a worker nothing is served."""
     store = monitor._store
-    await monitor.report()
-    assert await told(monitor) == (True, True)
-    store.trouble, store.shared.full = trouble, trouble == "full"
-    await monitor.report()
-    assert await told(monitor) == expected
-    store.trouble, store.shared.full = "", False
-    await monitor.report()
-    assert await told(monitor) == (True, True)
-
-
-async def test_without_a_worker_nothing_is_served(monitor, worker):
+    for trouble, expected in (("away", (False, False)), ("hangs", (False, False)), ("full", (False, True))):
+        await monitor.report()
+        assert await told(monitor) == (True, True)
+        store.trouble, store.shared.full = trouble, trouble == "full"
+        await monitor.report()
+        assert await told(monitor) == expected
+        store.trouble, store.shared.full = "", False
     worker.available = False
     await monitor.report()
     assert await told(monitor) == (False, False)

@@ -15,9 +15,10 @@ PROMPT = list(range(3, 40))
 
 
 async def test_the_last_client_that_leaves_ends_requests(world):
-    await world.start(routers=2, router={"grace_ms": 2000})  # a session says three times in it that it is there
+    # A session says three times in its grace that it is there.
+    await world.start(routers=2, step_s=0.01, router={"grace_ms": 2000})
     one, two = world.client(0), world.client(1)
-    params = replace(GREEDY, max_tokens=3000)
+    params = replace(GREEDY, max_tokens=1000)
     kept, left = one.generate(PROMPT, params, request_id="kept"), one.generate(PROMPT, params, request_id="left")
     await anext(kept)
     await anext(left)
@@ -26,6 +27,7 @@ async def test_the_last_client_that_leaves_ends_requests(world):
     await other.aclose()  # who was attached last leaves, and the first one is still there
     await left.aclose()
     await world.until(lambda: world.entry("left").record.state is SequenceState.CANCELLED)
+    world.hurry()
     seen = [event async for event in kept]
     assert seen[-1].finish_reason is FinishReason.LENGTH
 
@@ -35,7 +37,7 @@ async def test_a_stream_closed_anywhere_leaves_nothing(world):
     await world.start(workers=2, routers=2)
     rng, clients = random.Random(7), [world.client(0), world.client(1)]
 
-    async def one(i: int) -> None:
+    async def one(i):
         stream = clients[i % 2].generate([*PROMPT, i % 5], GREEDY, request_id=f"r{i % 20}-{i % 5}")
         try:
             async with asyncio.timeout(rng.uniform(0.0, 0.1)):
@@ -69,57 +71,6 @@ async def test_a_late_stop_string_is_recorded(world, oracle):
     assert entry.snapshot().final_lengths == (len(tokens),)
 
 
-async def test_an_ended_lease_attaches_clients_again(world):
-    """Its streams went on all the time, so that no session had a reason to read its record."""
-    store = MemoryStore(world.state)
-    await world.worker(FakeRunner(step_s=0.005))
-    for made in (store, None):
-        await world.router(made, grace_ms=3000)
-    await world.ready()
-    renew, cut_off = store.heartbeat, True
-
-    async def heartbeat(*arguments):
-        if cut_off:
-            raise StoreUnavailable("only this router's heartbeats are lost")
-        return await renew(*arguments)
-
-    stream = world.client(0).generate(PROMPT, replace(GREEDY, max_tokens=3000), request_id="live")
-    await anext(stream)
-    reading = asyncio.create_task(anext_until(stream, lambda: not cut_off and world.entry("live").record.routers))
-    store.heartbeat = heartbeat
-    await world.until(lambda: not world.entry("live").record.routers)
-    cut_off = False
-    await reading
-    record = world.entry("live").record
-    assert (record.routers, record.cancel) == ((world.routers[0].incarnation,), False)
-    await stream.aclose()
-
-
-async def anext_until(stream, holds) -> None:
-    async for event in stream:
-        assert event.finished is None
-        if holds():
-            return
-
-
-async def test_a_cut_off_router_sends_clients_on(world, oracle, monkeypatch):
-    """Its workers go on and send it tokens. But its lease has ended, so its requests would be cancelled in the end."""
-    monkeypatch.setattr("router.router_lease.CUT_OFF_S", 0.5)
-    store = CutOffStore(world.state)
-    await world.worker(FakeRunner(step_s=0.02))
-    cut, other = [
-        await world.router(made, grace_ms=30_000) for made in (store, None)
-    ]  # nobody cancels: it may take long
-    await world.ready()
-    tasks = await world.streams(world.client(0, 1), 2, replace(GREEDY, max_tokens=300))
-    store.is_cut_off = True
-    await world.until(lambda: len(cut.sessions) == 0 and len(other.sessions) == 2)
-    assert not [task for task in tasks if task.done()]
-    store.is_cut_off = False
-    world.hurry()
-    await oracle.check_completions(tasks, replace(GREEDY, max_tokens=300))
-
-
 class CutOffStore(MemoryStore):
     """A store that hears of no lease of this router while it is cut off."""
 
@@ -129,3 +80,49 @@ class CutOffStore(MemoryStore):
         if self.is_cut_off:
             raise StoreUnavailable("cut off")
         return await super().heartbeat(member, lease_ms)
+
+
+async def with_cut_off(world, step_s, grace_ms):
+    """Two routers; the store of the first one."""
+    store = CutOffStore(world.state)
+    await world.worker(FakeRunner(step_s=step_s))
+    for made in (store, None):
+        await world.router(made, grace_ms=grace_ms)
+    await world.ready()
+    return store
+
+
+async def test_an_ended_lease_attaches_clients_again(world):
+    """Its streams went on all the time, so that no session had a reason to read its record."""
+    store = await with_cut_off(world, 0.005, 3000)
+    stream = world.client(0).generate(PROMPT, replace(GREEDY, max_tokens=3000), request_id="live")
+    await anext(stream)
+
+    async def read_until_attached():
+        async for event in stream:
+            assert event.finished is None
+            if not store.is_cut_off and world.entry("live").record.routers:
+                return
+
+    store.is_cut_off = True
+    reading = asyncio.create_task(read_until_attached())
+    await world.until(lambda: not world.entry("live").record.routers)
+    store.is_cut_off = False
+    await reading
+    record = world.entry("live").record
+    assert (record.routers, record.cancel) == ((world.routers[0].incarnation,), False)
+    await stream.aclose()
+
+
+async def test_a_cut_off_router_sends_clients_on(world, oracle, monkeypatch):
+    """Its workers go on and send it tokens. But its lease has ended, so its requests would be cancelled in the end."""
+    monkeypatch.setattr("router.router_lease.CUT_OFF_S", 0.5)
+    store = await with_cut_off(world, 0.02, 30_000)  # nobody cancels: it may take long
+    cut, other = world.routers
+    tasks = await world.streams(world.client(0, 1), 2, replace(GREEDY, max_tokens=300))
+    store.is_cut_off = True
+    await world.until(lambda: len(cut.sessions) == 0 and len(other.sessions) == 2)
+    assert not [task for task in tasks if task.done()]
+    store.is_cut_off = False
+    world.hurry()
+    await oracle.check_completions(tasks, replace(GREEDY, max_tokens=300))

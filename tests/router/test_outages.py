@@ -23,7 +23,7 @@ PROMPT = list(range(3, 40))
 class Flaky(MemoryStore):
     """A store that raises StoreUnavailable for some calls, before they are done or after."""
 
-    def __init__(self, state) -> None:
+    def __init__(self, state):
         super().__init__(state)
         self.outages: list[bool] = []
 
@@ -96,13 +96,13 @@ async def test_a_request_lost_on_its_way_is_accepted_again(world, oracle):
 
 
 @pytest.mark.scaled
-@settings(max_examples=draws(8, 40), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=draws(5, 40), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.lists(st.sampled_from([None, None, True, False]), max_size=120))
 def test_a_store_failing_anywhere_costs_nothing(make_world, oracle, data):
     asyncio.run(through_outages(make_world(), oracle, data))
 
 
-async def through_outages(world, oracle, outages) -> None:
+async def through_outages(world, oracle, outages):
     async with world.stack:
         store = Flaky(world.state)
         await world.start(workers=2, router={"store": store})

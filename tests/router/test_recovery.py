@@ -1,13 +1,11 @@
 """Whatever a worker does, dies, hangs or refuses: no token is lost, doubled or changed, and every request ends."""
 
 import asyncio
-import json
 import time
 from dataclasses import replace
 
 import grpc
 import pytest
-from slow_beams import best_outputs
 from web_pages import metrics
 
 from gpu_worker.serving.leaving import releaser
@@ -31,73 +29,41 @@ async def test_the_usage_tells_what_the_first_owner_had_cached(world, was_there)
     """It stays so when another worker goes on, which has nothing cached, or all."""
     await world.start(workers=2, routers=2, step_s=0.01)
     client, prompt = world.client(), list(range(3, 3 + 16 * 4))
-
-    def owner(name):
-        return next(each for each in world.workers if each.listener.incarnation == world.entry(name).record.owner)
-
     if was_there:
         await client.complete(prompt, GREEDY, request_id="before")
     stream, killed = client.generate([*prompt, 5], replace(GREEDY, max_tokens=120), request_id="s"), False
     async for event in stream:
         if event.first_index >= 5 and not killed:  # events may have several tokens
-            killed = True
-            assert not was_there or owner("s") is owner("before")
-            await world.kill(owner("s"))
+            killed, owner = True, world.entry("s").record.owner
+            assert not was_there or owner == world.entry("before").record.owner
+            await world.kill(next(each for each in world.workers if each.listener.incarnation == owner))
             if not was_there:
                 await world.client(1).complete(prompt, GREEDY, request_id="meanwhile")
         last = event
     assert world.entry("s").record.epoch > 1
     expected = len(prompt) if was_there else 0
+    assert last.finished.usage.cached_tokens == (await client.get("s")).usage.cached_tokens == expected
+    *_, last = [event async for event in world.client(1).attach("s")]
     assert last.finished.usage.cached_tokens == expected
-    assert (await client.get("s")).usage.cached_tokens == expected
-    async for event in world.client(1).attach("s"):
-        last = event
-    assert last.finished.usage.cached_tokens == expected
-
-
-async def test_beams_survive_a_lost_worker(world):
-    """Nothing of a search is journalled before its end, so the next worker searches from the prompt again."""
-    params = SamplingParams(n=2, beam_width=3, max_tokens=40, min_tokens=20, stop=("a", "q", "%", "5"))
-    for _ in range(2):
-        await world.worker(FakeRunner(step_s=0.05, vocab_size=128))
-    await world.router()
-    await world.ready()
-    client, info = world.client(), world.runners[0].info
-    tasks = [asyncio.create_task(client.complete([*PROMPT, i], params, request_id=f"s{i}")) for i in range(4)]
-    running = [lambda i=i: world.entry(f"s{i}").record.owner for i in range(4)]
-    await world.until(lambda: len(world.entries) == 4 and all(owner() for owner in running))
-    await asyncio.sleep(0.1)
-    await world.kill(world.workers[0])
-    world.hurry()
-    for i, completion in enumerate(await asyncio.gather(*tasks)):
-        expected = best_outputs(info, [*PROMPT, i], params)
-        got = [(tuple(output.token_ids), output.text, output.finish_reason) for output in completion.outputs]
-        assert got == [(best.token_ids, best.text, best.finish) for best in expected]
-        scores = world.entry(f"s{i}").record.scores
-        assert list(scores) == pytest.approx([best.total for best in expected])
-    assert max(world.entry(f"s{i}").record.epoch for i in range(4)) > 1
-
-
-SCORED = SamplingParams(temperature=0.0, max_tokens=60, logprobs=3, prompt_logprobs=2)
 
 
 async def test_log_probabilities_survive_a_lost_worker(world):
     await world.start(routers=2, step_s=0.01)
-    client, drawn = world.client(), replace(SCORED, temperature=1.0, seed=4)
-    kinds = [SCORED, replace(SCORED, prompt_logprobs=None), replace(SCORED, logprobs=None)]
+    client, scored = world.client(), replace(GREEDY, max_tokens=100, logprobs=3, prompt_logprobs=2)
+    drawn = replace(scored, temperature=1.0, seed=4)
+    kinds = [scored, replace(scored, prompt_logprobs=None), replace(scored, logprobs=None)]
     kinds += [replace(drawn, n=2), replace(drawn, best_of=2)]
-    asked = [([*PROMPT, i], replace(kinds[i % len(kinds)], max_tokens=150)) for i in range(2 * len(kinds))]
+    asked = [([*PROMPT, i], kind) for i, kind in enumerate(kinds)]
     tasks = [asyncio.create_task(client.complete(*each)) for each in asked]
     await world.until(lambda: sum(len(entry.journals[0]) > 3 for entry in world.entries) == len(asked))
     [lost], entries = world.workers, world.entries
     await world.worker()
     await world.ready()
     await world.kill(lost)
-    wholes = [await task for task in tasks], await asyncio.gather(*(client.complete(*each) for each in asked))
-    for completion, whole in zip(*wholes, strict=True):
-        assert completion.prompt_logprobs == whole.prompt_logprobs
-        assert [output.logprobs for output in completion.outputs] == [output.logprobs for output in whole.outputs]
-        assert [output.token_ids for output in completion.outputs] == [output.token_ids for output in whole.outputs]
+    wholes = await asyncio.gather(*tasks), await asyncio.gather(*(client.complete(*each) for each in asked))
+    for found, whole in [[(each.prompt_logprobs, each.outputs) for each in pair] for pair in zip(*wholes, strict=True)]:
+        assert found[0] == whole[0]
+        assert [(each.logprobs, each.token_ids) for each in found[1]] == [(e.logprobs, e.token_ids) for e in whole[1]]
     assert min(entry.record.epoch for entry in entries) > 1
 
 
@@ -106,9 +72,7 @@ async def test_what_outgrows_a_worker_goes_to_a_larger(world, oracle, monkeypatc
     """The smaller one is alone when the request comes, and its memory is full before the end."""
     monkeypatch.setattr(releaser, "LIMITS_S", 0.02)
     params = replace(params, max_tokens=150)
-    await world.worker(FakeRunner(step_s=0.02, num_blocks=8))
-    await world.router()
-    await world.ready()
+    await world.start([FakeRunner(step_s=0.02, num_blocks=8)])
     tasks = await world.streams(world.client(), 1, params)
     await world.worker()
     await oracle.check_completions(tasks, params)
@@ -117,9 +81,8 @@ async def test_what_outgrows_a_worker_goes_to_a_larger(world, oracle, monkeypatc
 
 async def take_for(router, worker, popped):
     """Takes a sequence in the name of a worker that is not told."""
-    request = TakeRequest(
-        popped.record.seq_id, popped.record.epoch, worker.listener.incarnation, "dead", TakeReason.QUEUED
-    )
+    record, incarnation = popped.record, worker.listener.incarnation
+    request = TakeRequest(record.seq_id, record.epoch, incarnation, "dead", TakeReason.QUEUED)
     return await router.assigner.store.take_ownership(request)
 
 
@@ -155,16 +118,12 @@ async def test_a_request_goes_on_with_another_layout(world, oracle):
 
 async def test_another_class_of_numerics_is_told(world, oracle, capsys):
     """What runs does not move there. What has lost its worker goes on there: Get, `octavo show` and a metric say so."""
-    for numerics in ("cpu/a", "cpu/b"):
-        await world.worker(FakeRunner(step_s=0.02, numerics=numerics))
-    router = await world.router()
-    await world.ready()
+    router = await world.start([FakeRunner(step_s=0.02, numerics=numerics) for numerics in ("cpu/a", "cpu/b")])
     params = replace(GREEDY, max_tokens=200)
     tasks = await world.streams(world.client(), 1, params)
     with pytest.raises(grpc.aio.AioRpcError, match="no other worker of this model that computes the same bits"):
         await world.admin().Migrate(admin_pb2.MigrateRequest(request_id="s0"))
-    owner = world.entry("s0").record.owner
-    first = next(number for number, each in enumerate(world.workers) if each.listener.incarnation == owner)
+    first = [each.listener.incarnation for each in world.workers].index(world.entry("s0").record.owner)
     other = world.runners[1 - first].info.numerics
     await world.kill(world.workers[first])
     world.hurry()
@@ -175,8 +134,7 @@ async def test_another_class_of_numerics_is_told(world, oracle, capsys):
     assert [told[name] for name in told if name.startswith("octavo_numerics_changes_total{")] == [1]
     assert await asyncio.to_thread(main, ["show", "s0", "--endpoint", router.endpoint]) == 0
     shown = capsys.readouterr().out
-    assert f"computed as {other}\n" in shown
-    assert "went on in another class of numerics once:" in shown
+    assert f"computed as {other}\n" in shown and "went on in another class of numerics once:" in shown
 
 
 async def test_a_bad_description_disturbs_no_other_member(world):
@@ -189,34 +147,20 @@ async def test_a_bad_description_disturbs_no_other_member(world):
     await world.client().complete(PROMPT, GREEDY)
 
 
-@pytest.mark.parametrize("way", ["Generate", "Complete", "HTTP"])
+@pytest.mark.parametrize("way", ["Generate", "Complete"])
 async def test_a_repeated_request_waits_for_its_model(world, oracle, way):
     """Its model has no worker, so a new one would be refused."""
     await world.start(step_s=0.01, router={"grace_ms": 30_000})
     router, client, again = world.routers[0], world.client(), {"request_id": "again"}
-    body = {"prompt": PROMPT, "temperature": 0, "max_tokens": GREEDY.max_tokens, "return_token_ids": True, **again}
 
-    async def tokens() -> tuple[int, ...]:
+    async def tokens():
         if way == "Generate":
             return await gathered(client.generate(PROMPT, GREEDY, **again))
-        if way == "Complete":
-            return tuple((await client.complete(PROMPT, GREEDY, **again)).outputs[0].token_ids)
-        status, _, found = await world.http(router.http_endpoint, "/v1/completions", body, method="POST")
-        assert status == 200, found
-        return tuple(found["choices"][0]["token_ids"])
+        return tuple((await client.complete(PROMPT, GREEDY, **again)).outputs[0].token_ids)
 
-    if way == "HTTP":  # its body has other fields than the SDK's
-        host, _, port = router.http_endpoint.rpartition(":")
-        _, writer = await asyncio.open_connection(host, int(port))
-        sent = json.dumps(body)
-        head = "POST /v1/completions HTTP/1.1", "Host: localhost", "Content-Type: application/json"
-        writer.write("\r\n".join([*head, f"Content-Length: {len(sent)}", "", sent]).encode())
-        await world.until(lambda: any(entry.journals[0] for entry in world.entries))
-        writer.close()
-    else:
-        stream = client.generate(PROMPT, GREEDY, **again)
-        await anext(stream)
-        await stream.aclose()
+    stream = client.generate(PROMPT, GREEDY, **again)
+    await anext(stream)
+    await stream.aclose()
     await world.until(lambda: not router.sessions.seq_ids())  # the client has left
     await world._stop_worker(world.workers[0])
     await world.until(lambda: not router.models.list_models()[0].workers)
@@ -255,5 +199,5 @@ async def test_a_full_router_keeps_returning_requests(world, oracle):
         assert tokens == tuple((await whole).outputs[0].token_ids) == await attached
 
 
-async def gathered(stream) -> tuple[int, ...]:
+async def gathered(stream):
     return tuple([token async for event in stream for token in event.token_ids])

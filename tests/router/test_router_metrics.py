@@ -22,11 +22,11 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=20)
 MODEL = "model=fake"
 
 
-async def of_router(world, index: int = 0) -> dict[str, float]:
+async def of_router(world, index=0):
     return await metrics(world.routers[index].web_endpoint)
 
 
-async def of_worker(world, index: int = 0) -> dict[str, float]:
+async def of_worker(world, index=0):
     return await metrics(world.workers[index].listener.web_endpoint)
 
 

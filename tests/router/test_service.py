@@ -9,8 +9,7 @@ import pytest
 from effort import patience
 
 from gpu_worker.testing.fake_runner import FakeRunner
-from octavo.request.errors import NotFound, NoTokenizer
-from octavo.request.hashing import block_hashes, root_key
+from octavo.request.errors import NoTokenizer
 from octavo.request.sampling import FinishReason, SamplingParams
 from octavo.v1 import inference_pb2, types_pb2
 from octavo.wire.public import sampling_to_wire
@@ -23,7 +22,6 @@ PROMPT = list(range(3, 40))
 async def test_outputs_are_those_of_the_runner(world, oracle):
     await world.start(workers=2, routers=2)
     for params in (
-        GREEDY,
         SamplingParams(seed=7, max_tokens=30),
         SamplingParams(seed=1, n=3, max_tokens=12),
         SamplingParams(seed=2, n=2, best_of=5, max_tokens=9),
@@ -33,14 +31,13 @@ async def test_outputs_are_those_of_the_runner(world, oracle):
         SamplingParams(seed=5, n=1, best_of=3, max_tokens=100, stop=("q", "w")),
     ):
         client = world.client(*[0] * bool(params.best_of))
-        completions = await asyncio.gather(*(client.complete([*PROMPT, i], params) for i in range(6)))
+        completions = await asyncio.gather(*(client.complete([*PROMPT, i], params) for i in range(3)))
         for i, completion in enumerate(completions):
             expected = oracle.outputs([*PROMPT, i], params)
             assert oracle.returned(completion) == expected, params
-            assert completion.usage.prompt_tokens == len(PROMPT) + 1
-            assert completion.usage.output_tokens == sum(len(tokens) for tokens, _, _ in expected)
-            status = await client.get(completion.request_id)
-            assert status.usage.output_tokens == completion.usage.output_tokens
+            usage, status = completion.usage, await client.get(completion.request_id)
+            assert usage.prompt_tokens == len(PROMPT) + 1
+            assert usage.output_tokens == status.usage.output_tokens == sum(len(tokens) for tokens, _, _ in expected)
         await world.until_nothing_left()
 
 
@@ -56,86 +53,6 @@ async def test_every_token_has_its_log_probability(world):
             assert [score.chosen.token_id for score in output.logprobs] == list(output.token_ids)
             assert all(len(score.top) == 2 for score in output.logprobs)
             assert len(completion.prompt_logprobs) == len(PROMPT) - 1
-
-
-async def test_cached_prefixes_attract_and_are_reported(world):
-    await world.start(workers=3)
-    client, router = world.client(), world.routers[0]
-    prompt = list(range(5, 5 + 16 * 8))
-    first = await client.complete(prompt, replace(GREEDY, max_tokens=4))
-    assert first.usage.cached_tokens == 0
-    index, root = router.pool.kv_index, root_key("fake-1000-False", "fake-16")
-    warm = world.entry(first.request_id).record.owner
-    await world.until(lambda: warm in index.find_hits(block_hashes(root, prompt, 16)))
-    links = router.pool.links.values()
-    for tail in range(6):
-        await world.until(lambda: all(link.load.num_running + link.load.num_prefill_tokens == 0 for link in links))
-        completion = await client.complete([*prompt, tail], replace(GREEDY, max_tokens=4))
-        assert world.entry(completion.request_id).record.owner == warm
-        assert completion.usage.cached_tokens == len(prompt)
-
-
-async def test_one_request_joined_by_many_runs_once(world, oracle):
-    await world.start(workers=2, routers=2)
-    params = replace(GREEDY, max_tokens=80)
-    calls = [world.client(i % 2).complete(PROMPT, params, request_id="same") for i in range(5)]
-    for completion in await asyncio.gather(*calls):
-        assert oracle.returned(completion) == oracle.outputs(PROMPT, params)
-    assert world.entry("same").record.epoch == 1
-
-
-@pytest.mark.parametrize(
-    "params",
-    [
-        replace(GREEDY, max_tokens=40, stop=("kk",)),
-        SamplingParams(seed=3, n=2, best_of=4, max_tokens=30),
-        SamplingParams(seed=3, n=3, max_tokens=30),
-    ],
-    ids=["greedy", "ranked", "n"],
-)
-async def test_a_stream_can_be_resumed_from_every_place(world, oracle, params):
-    """A client that resumes by token or by index, on any router, while the request runs or later, gets the rest."""
-    await world.start(workers=1, routers=2)
-    first, other = world.client(0), world.client(1)
-    expected = oracle.outputs(PROMPT, params)
-    seen, joins = [], []
-    async with first.generate(PROMPT, params, request_id="one") as stream:
-        async for event in stream:
-            seen.append(event)
-            joins.append((len(seen), asyncio.create_task(rest_of(other, event.resume_token))))
-    joins += [(count, asyncio.create_task(rest_of(other, seen[count - 1].resume_token))) for count, _ in joins]
-    for count, join in joins:
-        assert joined([*seen[:count], *await join], params.n) == [(tokens, text) for tokens, text, _ in expected]
-    for start in (0, 1, 7):
-        events = [event async for event in other.attach("one", next_indexes=[start] * params.n)]
-        tokens = [tokens[start:] for tokens, _, _ in expected]
-        assert [got for got, _ in joined(events, params.n)] == tokens
-        again = await rest_of(first, events[0].resume_token)
-        assert [got for got, _ in joined([events[0], *again], params.n)] == tokens
-
-
-async def rest_of(client, resume_token) -> list:
-    return [event async for event in client.attach(resume_token=resume_token)]
-
-
-def joined(events, num_branches) -> list[tuple[tuple[int, ...], str]]:
-    """The (tokens, text) of each branch."""
-    mine = [[event for event in events if event.branch == branch] for branch in range(num_branches)]
-    return [(tuple(t for e in each for t in e.token_ids), "".join(e.text for e in each)) for each in mine]
-
-
-async def test_cancel_ends_what_waits_and_what_runs(world):
-    await world.start()
-    client = world.client()
-    stream = client.generate(PROMPT, replace(GREEDY, max_tokens=5000), request_id="long")
-    await anext(stream)
-    await client.cancel("long")
-    last = [event async for event in stream][-1]
-    assert last.finish_reason is FinishReason.CANCELLED
-    await client.cancel("long")
-    with pytest.raises(NotFound):
-        await client.cancel("nobody")
-    await world.until(lambda: not world.workers[0].workload.sequences)
 
 
 async def test_the_deadline_ends_what_waits_and_what_runs(world):
@@ -180,14 +97,6 @@ async def test_a_router_says_that_it_has_accepted(world):
         each.cancel()
 
 
-async def test_a_request_may_name_an_alias(world, oracle):
-    await world.start(router={"model_aliases": ("chat=fake",)})
-    completion = await world.client().complete(PROMPT, GREEDY, model="chat")
-    assert oracle.returned(completion) == oracle.outputs(PROMPT, GREEDY)
-    reply = await world.stub().ListModels(inference_pb2.ListModelsRequest())
-    assert [(model.name, list(model.aliases)) for model in reply.models] == [("fake", ["chat"])]
-
-
 def request(request_id, **sampling):
     params = sampling_to_wire(replace(GREEDY, **sampling))
     prompt = types_pb2.TokenIds(ids=PROMPT)
@@ -197,17 +106,14 @@ def request(request_id, **sampling):
 async def test_models_without_a_tokenizer_answer_with_ids(world):
     runner = FakeRunner(step_s=0.001)
     runner.info = replace(runner.info, tokenizer="", sampling_defaults={"temperature": 0.0, "max_tokens": 7})
-    await world.worker(runner)
-    await world.router()
-    await world.ready()
+    await world.start([runner])
     client = world.client()
     (model,) = await client.models()
     assert not model.has_tokenizer
     assert (model.defaults.temperature, model.defaults.max_tokens, model.defaults.top_p) == (0.0, 7, 1.0)
-    completion = await client.complete(PROMPT)
-    assert [(len(output.token_ids), output.text) for output in completion.outputs] == [(7, "")]
+    (output,) = (await client.complete(PROMPT)).outputs
     greedy = await client.complete(PROMPT, replace(GREEDY, max_tokens=7))
-    assert completion.outputs[0].token_ids == greedy.outputs[0].token_ids, "temperature is the model's"
+    assert (output.token_ids, output.text) == (greedy.outputs[0].token_ids, ""), "temperature is the model's"
     for refused in (client.complete("abc"), client.tokenize("abc"), client.detokenize([1])):
         with pytest.raises(NoTokenizer, match="tokenizer"):
             await refused
@@ -217,12 +123,10 @@ async def test_models_without_a_tokenizer_answer_with_ids(world):
 async def test_slow_readers_get_few_large_events(world, oracle, monkeypatch, limit):
     """Beyond the limit, what waits is dropped and read from the journals."""
     monkeypatch.setattr(session, "MAX_INBOX_TOKENS", limit)
-    await world.worker(FakeRunner(step_s=0.0))
-    router = await world.router()
-    await world.ready()
+    router = await world.start(step_s=0.0)
     largest, deliver = 0, router.sessions.deliver_item
 
-    def deliver_item(item) -> bool:
+    def deliver_item(item):
         nonlocal largest
         largest = max(largest, len(item.token_ids))
         return deliver(item)
@@ -236,7 +140,7 @@ async def test_slow_readers_get_few_large_events(world, oracle, monkeypatch, lim
     (slow,) = router.sessions._all()
     most = 0
 
-    def has_ended() -> bool:
+    def has_ended():
         nonlocal most
         most = max(most, slow._inbox.num_tokens)
         return world.entry("slow").record.state.ended

@@ -1,28 +1,25 @@
 """Who was refused, and what operators have asked: each call is counted, and a line says who made it."""
 
 import logging
-from pathlib import Path
-from typing import Any
 
 import grpc
 import pytest
 from certificates import Certificates
-from loras import write_small_lora
 from web_pages import metrics
 
 from gpu_worker.testing.witness_runner import WitnessRunner
 from octavo.client import AsyncClient
-from octavo.net.security import api_keys, trail
+from octavo.net.security import trail
 from octavo.net.security.api_keys import key_id, line_of, new_key
 from octavo.process import telemetry
-from octavo.request.errors import PermissionDenied, Unauthenticated
+from octavo.request.errors import Unauthenticated
 from octavo.v1 import admin_pb2, admin_pb2_grpc
 from octavo.wire.channel import open_channel
 from octavo.wire.tls import ClientCredentials
 
 
 @pytest.fixture
-def lines() -> Any:
+def lines():
     """The lines of the trail, whole."""
     found: list[str] = []
     handler = logging.Handler()
@@ -35,31 +32,22 @@ def lines() -> Any:
     trail.log.setLevel(logging.NOTSET)
 
 
-def refusals(process: Any) -> dict[tuple[str, ...], float]:
+def refusals(process):
     found = process.trail.values()
     return {v.labels: v.value for v in found if v.name == "octavo_calls_refused_total" and v.value}
 
 
-async def test_refused_keys_are_counted_and_named(
-    world: Any, tmp_path: Path, lines: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_refused_keys_are_counted_and_named(world, tmp_path, lines):
     """Each reason, over gRPC and HTTP. No line has a key, and the id of one of ours is the begin of its line."""
     own, old, foreign = new_key(), new_key(), new_key()
     file = tmp_path / "keys"
     file.write_text(f"{line_of('acme', own)}\n{line_of('acme', old, 2.0)}\n")
-    await world.worker(WitnessRunner(), warm_up_ms=0)
-    router = await world.router(api_keys=str(file))
-    await world.ready()
-    for key, says in (
-        (old, "expired, at 1970-01-01"),
-        (foreign, "not valid"),
-        ("", "no API key"),
-        ("hunter2", "not valid"),
-    ):
-        client = AsyncClient(router.endpoint, credentials=ClientCredentials(api_key=key))
-        with pytest.raises(Unauthenticated, match=says):
-            await client.models()
-        await client.close()
+    router = await world.start([WitnessRunner()], router={"api_keys": str(file)}, warm_up_ms=0)
+    wrong = {old: "expired, at 1970-01-01", foreign: "not valid", "": "no API key", "hunter2": "not valid"}
+    for key, says in wrong.items():
+        async with AsyncClient(router.endpoint, credentials=ClientCredentials(api_key=key)) as client:
+            with pytest.raises(Unauthenticated, match=says):
+                await client.models()
         header = {"authorization": f"Bearer {key}"} if key else {}
         assert (await world.http(router.http_endpoint, "/v1/models", **header))[0] == 401
     one_each = {"expired_key": 1, "unknown_key": 2, "no_key": 1}
@@ -75,73 +63,36 @@ async def test_refused_keys_are_counted_and_named(
     assert told["octavo_calls_refused_total{listener=grpc,reason=unknown_key}"] == 2
     assert told["octavo_calls_refused_total{listener=admin,reason=role}"] == 0
     assert told["octavo_api_keys{state=valid}"] == told["octavo_api_keys{state=expired}"] == 1
-    monkeypatch.setattr(api_keys, "CHECK_S", 0.0)
-    client = AsyncClient(router.endpoint, credentials=ClientCredentials(api_key=own))
-    assert await client.models()
-    await client.close()
 
 
-async def test_who_names_adapters_is_named(world: Any, tmp_path: Path, lines: list[str], caplog: Any) -> None:
-    """Over gRPC and over HTTP."""
-    write_small_lora(tmp_path / "a", 1)
-    await world.worker(WitnessRunner(), warm_up_ms=0)
-    router = await world.router(adapter_folder=str(tmp_path))
-    await world.ready()
-    lines.clear()
-    caplog.set_level(logging.INFO)
-    async with open_channel(world.admin_endpoint()) as channel:
-        stub = admin_pb2_grpc.AdminStub(channel)
-        await stub.AddAdapter(admin_pb2.AddAdapterRequest(name="x", source=f"{tmp_path}/a", model="witness"))
-        await stub.RemoveAdapter(admin_pb2.RemoveAdapterRequest(name="x"))
-    body = {"lora_name": "x", "lora_path": "a", "base_model_name": "witness"}
-    for path, sent in (("load", body), ("unload", {"lora_name": "x"})):
-        assert (await world.http(router.http_endpoint, f"/v1/{path}_lora_adapter", sent, method="POST"))[0] == 200
-    assert len(lines) == 4
-    for number, source in ((0, f"{tmp_path}/a"), (2, "a")):
-        added, removed = lines[number : number + 2]
-        assert all(f" {word} " in f"{added} " for word in ("name=x", f"source={source}", "model=witness"))
-        assert "method=octavo.v1.Admin/AddAdapter" in added
-        assert "method=octavo.v1.Admin/RemoveAdapter" in removed
-        assert "name=x" in removed.split()
-        assert all("peer=" in line for line in (added, removed))
-    assert caplog.text.count("adapter x is removed") == 2
-
-
-async def test_operators_are_named_and_others_refused(world: Any, tmp_path: Path, lines: list[str]) -> None:
+async def test_operators_are_named_and_others_refused(world, tmp_path, lines):
     """By roles, on routers, workers and pages."""
     certificates = Certificates(tmp_path / "tls")
-    for _ in range(2):
-        await world.worker(WitnessRunner(step_s=0.002), warm_up_ms=0, **certificates.settings("worker"))
-    router, worker = await world.router(**certificates.settings("router")), world.workers[0]
-    await world.ready()
-    admin = world.admin_endpoint()
-    client = AsyncClient(router.endpoint, credentials=certificates.caller("worker"))
-    with pytest.raises(PermissionDenied):
-        await client.models()
-    await client.close()
-    async with open_channel(admin, credentials=certificates.caller("client")) as channel:
-        with pytest.raises(grpc.aio.AioRpcError):
-            await admin_pb2_grpc.AdminStub(channel).ListWorkers(admin_pb2.ListWorkersRequest())
-    endpoint = worker.listener.endpoint
-    async with open_channel(endpoint, credentials=certificates.caller("client", of_worker=True)) as channel:
-        with pytest.raises(grpc.aio.AioRpcError):
-            await channel.unary_unary("/octavo.internal.v1.Worker/Hello")(b"")
+    of_worker, runners = certificates.settings("worker"), [WitnessRunner(step_s=0.002) for _ in range(2)]
+    router = await world.start(runners, router=certificates.settings("router"), warm_up_ms=0, **of_worker)
+    worker, admin = world.workers[0].listener, world.admin_endpoint()
+    for endpoint, role, method, options in (
+        (router.endpoint, "worker", "/octavo.v1.Inference/ListModels", {}),
+        (admin, "client", "/octavo.v1.Admin/ListWorkers", {}),
+        (worker.endpoint, "client", "/octavo.internal.v1.Worker/Hello", {"of_worker": True}),
+    ):
+        async with open_channel(endpoint, credentials=certificates.caller(role, **options)) as channel:
+            with pytest.raises(grpc.aio.AioRpcError, match="PERMISSION_DENIED"):
+                await channel.unary_unary(method)(b"")
     context = certificates.files("client").client_context()
     assert (await world.http(router.web_endpoint, "/metrics", context=context))[0] == 403
     assert refusals(router) == {("grpc", "role"): 1, ("admin", "role"): 1, ("pages", "role"): 1}
-    assert refusals(worker.listener) == {("worker", "role"): 1}
-    assert len(lines) == 4
-    assert sum("subject=octavo:///role/client" in line for line in lines) == 3
+    assert refusals(worker) == {("worker", "role"): 1}
+    assert len(lines) == 4 and sum("subject=octavo:///role/client" in line for line in lines) == 3
     lines.clear()
     async with open_channel(admin, credentials=certificates.caller("operator")) as channel:
         stub = admin_pb2_grpc.AdminStub(channel)
         await stub.ListWorkers(admin_pb2.ListWorkersRequest())
-        request = admin_pb2.DrainWorkerRequest(worker_id=worker.listener.worker_id, grace_ms=1000)
-        async for _ in stub.DrainWorker(request):
+        async for _ in stub.DrainWorker(admin_pb2.DrainWorkerRequest(worker_id=worker.worker_id, grace_ms=1000)):
             pass
-    [listed, drained, of_worker] = lines
+    [listed, drained, by_router] = lines
     assert "method=octavo.v1.Admin/ListWorkers" in listed
-    assert f"worker_id={worker.listener.worker_id}" in drained
+    assert f"worker_id={worker.worker_id}" in drained
     assert all("subject=octavo:///role/operator" in line for line in (listed, drained))
-    assert "method=octavo.internal.v1.Worker/Drain" in of_worker
-    assert "subject=octavo:///role/router" in of_worker  # the router's own line says for whom
+    assert "method=octavo.internal.v1.Worker/Drain" in by_router
+    assert "subject=octavo:///role/router" in by_router  # the router's own line says for whom

@@ -13,6 +13,8 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+from worker_views import idle_view
+
 from octavo.request.ids import Incarnation, SequenceId
 from router.fleet.kv_index import HitCounts
 from router.fleet.worker_view import SequenceView, WorkerSnapshot, WorkerView
@@ -41,7 +43,7 @@ class ModelSequence:
     max_tokens: int
     group: int  # sequences of one group begin with the same prefix
     began_at: float = 0.0  # the worker's counter of steps when it came, less the steps that it has had
-    moved: list[tuple[float, Incarnation, Incarnation]] = field(default_factory=list)
+    moved_at: float = -math.inf
 
 
 @dataclass
@@ -85,21 +87,16 @@ class ModelWorker:
                 del self.prefixes[next(iter(self.prefixes))]
 
     def view(self) -> WorkerView:
-        num_free = max(0, self.num_blocks - self.used_blocks - self.cached_blocks)
-        return WorkerView(
-            incarnation=self.incarnation,
-            worker_id=self.incarnation,
-            available=True,
-            reason_unavailable="",
+        return idle_view(
+            self.incarnation,
             queued_tokens=int(self.prefill_left),
             num_running=len(self.running),
             num_waiting=len(self.waiting),
             dispatched_tokens=self.dispatched_tokens,
             num_dispatched=self.num_dispatched,
-            num_free_blocks=num_free,
+            num_free_blocks=max(0, self.num_blocks - self.used_blocks - self.cached_blocks),
             num_cached_blocks=self.cached_blocks,
             num_blocks=self.num_blocks,
-            block_size=BLOCK_SIZE,
             max_batch_sequences=self.max_batch,
             context_tokens=16384,
             prefill_tokens_per_s=PREFILL_TOKENS_PER_S,
@@ -119,7 +116,7 @@ class ModelWorker:
             expected_tokens=sequence.num_prefix + sequence.num_prompt + sequence.max_tokens - num_tokens,
             num_blocks=num_blocks,
             num_own_blocks=num_blocks - sequence.num_prefix // BLOCK_SIZE,
-            last_moved_at=sequence.moved[-1][0] if sequence.moved else -math.inf,
+            last_moved_at=sequence.moved_at,
         )
 
     def begin(self, sequence: ModelSequence, num_done: float = 0.0) -> None:
@@ -166,13 +163,9 @@ class FleetFigures:
     """What was seen in a run. A load is the mean over a window of ten seconds, beside the mean of all workers then."""
 
     ratios: list[float] = field(default_factory=list)  # of each window: the highest load of a worker ÷ the mean
-    branch_ratios: list[float] = field(default_factory=list)  # the same with branches in place of load
     slowest_steps_ms: list[float] = field(default_factory=list)  # of each window: mean step time of the slowest worker
-    moves: dict[SequenceId, list[tuple[float, Incarnation, Incarnation]]] = field(default_factory=dict)
     began: list[tuple[float, ProposedMigration]] = field(default_factory=list)
     num_accepted: int = 0
-    num_refused: int = 0  # migrations whose sequence had ended before they did
-    max_queue: int = 0
 
     def percentile(self, values: list[float], share: float) -> float:
         return sorted(values)[min(len(values) - 1, int(share * len(values)))]
@@ -182,9 +175,8 @@ class FleetModel:
     """Workers, one queue before them, one router that places, and one planner of migrations or none."""
 
     def __init__(self, num_workers: int, planner: Planner | None, seed: int, rate: float, num_groups: int = 40) -> None:
-        self.workers = [
-            ModelWorker(Incarnation(f"w{number:02}"), num_blocks=6000, max_batch=64) for number in range(num_workers)
-        ]
+        names = [Incarnation(f"w{number:02}") for number in range(num_workers)]
+        self.workers = [ModelWorker(name, num_blocks=6000, max_batch=64) for name in names]
         self.figures = FleetFigures()
         self.past: list[PastMigration] = []
         self._arriving: list[tuple[float, ModelSequence, ProposedMigration]] = []
@@ -198,7 +190,7 @@ class FleetModel:
 
     def run(self, seconds: float, warm_up_s: float = 120.0) -> FleetFigures:
         """Figures are taken after the warm-up. The clock goes on from the last run."""
-        sums = [[0.0, 0.0, 0.0] for _ in self.workers]
+        sums = [[0.0, 0.0] for _ in self.workers]
         num_ticks = round(seconds / TICK_S)
         for tick in range(1, num_ticks + 1):
             self.now += TICK_S
@@ -206,26 +198,23 @@ class FleetModel:
             for worker, total in zip(self.workers, sums, strict=True):
                 worker.advance()
                 total[0] += load_of(worker.view())
-                total[1] += len(worker.running)
-                total[2] += worker.step_s
+                total[1] += worker.step_s
             self._finish_migrations()
             if tick % round(REPORT_S / TICK_S) == 0:
                 self._report()
             self._dispatch()
             if self._planner and tick % round(PLAN_S / TICK_S) == 0:
-                self._plan()
+                self._plan(self._planner)
             if tick % round(WINDOW_S / TICK_S) == 0:
                 if tick * TICK_S > warm_up_s:
                     self._note_window(sums)
-                sums = [[0.0, 0.0, 0.0] for _ in self.workers]
+                sums = [[0.0, 0.0] for _ in self.workers]
         return self.figures
 
     def _note_window(self, sums: list[list[float]]) -> None:
-        for kind, values in ((0, self.figures.ratios), (1, self.figures.branch_ratios)):
-            loads = [total[kind] for total in sums]
-            values.append(max(loads) / (sum(loads) / len(loads)))
-        self.figures.slowest_steps_ms.append(max(total[2] for total in sums) / (WINDOW_S / TICK_S) * 1000)
-        self.figures.max_queue = max(self.figures.max_queue, len(self._queue))
+        loads = [load for load, _ in sums]
+        self.figures.ratios.append(max(loads) / (sum(loads) / len(loads)))
+        self.figures.slowest_steps_ms.append(max(steps for _, steps in sums) / (WINDOW_S / TICK_S) * 1000)
 
     def _arrive(self) -> None:
         """Arrivals swing by 30 % within ten minutes. Few outputs are very long; few prefixes are very popular."""
@@ -250,13 +239,8 @@ class FleetModel:
 
     def _seen(self, worker: ModelWorker) -> WorkerView:
         """The last report, and what was dispatched since."""
-        report = worker.report or worker.view()
-        return replace(
-            report,
-            num_dispatched=worker.num_dispatched,
-            dispatched_tokens=worker.dispatched_tokens,
-            recent_picks=worker.recent_picks,
-        )
+        since = {name: getattr(worker, name) for name in ("num_dispatched", "dispatched_tokens", "recent_picks")}
+        return replace(worker.report or worker.view(), **since)
 
     def _dispatch(self) -> None:
         while self._queue:
@@ -283,12 +267,10 @@ class FleetModel:
         group = sequence.group
         return {w.incarnation: HitCounts(w.prefixes[group]) for w in self.workers if group in w.prefixes}
 
-    def _plan(self) -> None:
+    def _plan(self, planner: Planner) -> None:
         self.past = [migration for migration in self.past if migration.under_way or self.now - migration.at < RETURN_S]
-        if self._planner is None:
-            return
         by_id = {worker.incarnation: worker for worker in self.workers}
-        for proposed in self._planner([worker.snapshot() for worker in self.workers], self.past, self.now):
+        for proposed in planner([worker.snapshot() for worker in self.workers], self.past, self.now):
             source = by_id[proposed.source]
             sequence = source.running[proposed.seq_id]
             self.past.append(PastMigration(proposed.seq_id, proposed.source, proposed.target, self.now, under_way=True))
@@ -305,9 +287,6 @@ class FleetModel:
             for number, migration in enumerate(self.past):
                 if migration.under_way and migration.seq_id == proposed.seq_id:
                     self.past[number] = replace(migration, under_way=False)
-            if source.running.get(sequence.seq_id) is not sequence:
-                self.figures.num_refused += 1
-                continue
-            target.begin(sequence, source.end(sequence))
-            sequence.moved.append((self.now, proposed.source, proposed.target))
-            self.figures.moves[sequence.seq_id] = sequence.moved
+            if source.running.get(sequence.seq_id) is sequence:
+                target.begin(sequence, source.end(sequence))
+                sequence.moved_at = self.now

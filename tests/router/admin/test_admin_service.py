@@ -38,15 +38,9 @@ async def test_placement_is_explained_for_past_and_hypothetical_requests(world):
     assert {c.reason for c in now.candidates if not c.eligible} == {"away"}
     assert now.worker_id != past.worker_id
     assert len(world.entries) == 1  # nothing was accepted for it
-
-
-async def test_placement_of_what_is_not_known(world):
-    await world.start()
-    admin = world.admin()
-    with pytest.raises(NotFound), statuses.serving_errors():
-        await admin.ExplainPlacement(admin_pb2.ExplainPlacementRequest(request_id="never"))
-    with pytest.raises(InvalidArgument), statuses.serving_errors():
-        await admin.ExplainPlacement(admin_pb2.ExplainPlacementRequest())
+    for asked, error in (({"request_id": "never"}, NotFound), ({}, InvalidArgument)):
+        with pytest.raises(error), statuses.serving_errors():
+            await admin.ExplainPlacement(admin_pb2.ExplainPlacementRequest(**asked))
 
 
 async def test_sequences_are_listed_while_they_live(world):
@@ -75,10 +69,8 @@ async def test_a_worker_is_shown_with_its_role(world):
     router = await world.router()
     await world.ready()
     workers = (await world.admin().ListWorkers(admin_pb2.ListWorkersRequest())).workers
-    assert [worker.role for worker in workers] == [
-        admin_pb2.WORKER_ROLE_BOTH,
-        admin_pb2.WORKER_ROLE_PREFILL,
-        admin_pb2.WORKER_ROLE_DECODE,
+    assert [admin_pb2.WorkerRole.Name(each.role) for each in workers] == [
+        f"WORKER_ROLE_{role}" for role in ("BOTH", "PREFILL", "DECODE")
     ]
     link = router.pool.links[workers[0].incarnation]
     link.hello = None

@@ -22,18 +22,16 @@ async def test_a_view_has_workers_sequences_and_traffic(world):
     [router] = world.routers
     client = world.client()
     tasks = await world.streams(client, 3, LONG)
-    await client.complete(PROMPT, GREEDY)
-    await client.complete(PROMPT, GREEDY)
+    for _ in range(2):
+        await client.complete(PROMPT, GREEDY)
     view = await view_of(router)
     assert [worker.worker_id for worker in view.workers] == ["worker-0", "worker-1"]
     assert sorted(s.request_id for s in view.sequences) == ["s0", "s1", "s2"]
     for sequence in view.sequences:
         record = world.entry(sequence.request_id).record
-        assert (sequence.owner, sequence.epoch) == (record.owner, record.epoch)
+        assert (sequence.owner, sequence.epoch, sequence.moving_to) == (record.owner, record.epoch, "")
         assert sequence.state == inference_pb2.REQUEST_STATE_RUNNING
-        assert not sequence.moving_to
-    assert not view.has_more_sequences
-    assert not view.HasField("failure")
+    assert not view.has_more_sequences and not view.HasField("failure")
     assert (view.queue.num_queued, view.queue.num_tenants) == (0, 0)
     assert (view.router_id, view.num_streams) == (router.incarnation, 3)
     [traffic] = view.traffic

@@ -1,31 +1,18 @@
 """Moves are what records tell of changed owners: each once, the newest first, and no more than fit."""
 
-from octavo.request.ids import Incarnation, RequestId, SequenceId
-from octavo.request.record import Record, SequenceState, TimelineEntry
+from dataclasses import replace
+
+from accepted import accepted_sequence
+
+from octavo.request.ids import Incarnation, SequenceId
+from octavo.request.record import TimelineEntry, first_record
 from router.admin.move_log import MAX_MOVES, MoveLog, MoveReason
 
 
 def record(name, *timeline, accepted_ms=1000):
-    return Record(
-        seq_id=SequenceId(name),
-        request_id=RequestId(f"r-{name}"),
-        body_hash=b"",
-        state=SequenceState.RUNNING,
-        model="m",
-        layout="l",
-        sampling=b"",
-        prompt_len=1,
-        prompt_chain=0,
-        num_branches=1,
-        max_tokens=9,
-        tenant="t",
-        salt="",
-        priority=3,
-        keep_on_disconnect=False,
-        routers=(),
-        accepted_ms=accepted_ms,
-        timeline=tuple(TimelineEntry(*entry) for entry in timeline),
-    )
+    accepted = first_record(accepted_sequence(request_id=f"r-{name}", tenant="t", seq_id=SequenceId(name)))
+    lines = tuple(TimelineEntry(*entry) for entry in timeline)
+    return replace(accepted, accepted_ms=accepted_ms, timeline=lines)
 
 
 LIFE = record(

@@ -5,8 +5,6 @@ import json
 import re
 from importlib.resources import files
 
-import pytest
-from certificates import Certificates
 from starlette.requests import Request
 from web_pages import get
 
@@ -32,93 +30,55 @@ async def test_the_page_is_where_monitoring_is(world):
         assert (await asyncio.to_thread(get, router.web_endpoint, path, "POST")).status == 405, "it is for reading"
 
 
-async def test_with_tls_it_is_for_operators(world, tmp_path_factory):
-    certificates = Certificates(tmp_path_factory.mktemp("tls"))
-    router = await world.router(**certificates.settings("router"))
-    for role, status in (("operator", 200), ("client", 403), ("worker", 403)):
-        context = certificates.files(role).client_context()
-        for path in PATHS if status != 200 else PATHS[:-1]:  # a stream has no end
-            assert (await world.http(router.web_endpoint, path, context=context))[0] == status, (role, path)
-
-
-@pytest.mark.parametrize("path", ["/cluster", "/cluster/stream"])
-async def test_a_page_of_a_stranger_reads_nothing(world, path):
-    router = await world.router()
-    assert router.web_endpoint.startswith("127.0.0.1:")
-    status, _, body = await world.http(router.web_endpoint, path, host="evil.example.com")
-    assert (status, "by an address or as localhost" in body["error"]["message"]) == (421, True)
-    for foreign in ({"origin": "http://evil.example.com"}, {"sec_fetch_site": "cross-site"}):
-        assert (await world.http(router.web_endpoint, path, host="localhost:1", **foreign))[0] == 403
-    assert (await world.http(router.web_endpoint, "/cluster", host="localhost:1"))[0] == 200
-
-
 def request_with(**headers):
     raw = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
     return Request({"type": "http", "headers": raw})
 
 
-async def test_a_file_is_answered_with_a_strict_policy():
-    answer = await StaticFile("dashboard.html", "text/html; charset=utf-8").answer(request_with())
-    assert answer.status_code == 200
-    assert answer.body.decode() == TEXTS["dashboard.html"]
+async def test_a_file_is_answered_with_a_strict_policy_and_once():
+    file = StaticFile("dashboard.html", "text/html; charset=utf-8")
+    answer = await file.answer(request_with())
+    assert (answer.status_code, answer.body.decode()) == (200, TEXTS["dashboard.html"])
     assert answer.headers["content-security-policy"] == POLICY
-    assert answer.headers["x-content-type-options"] == "nosniff"
-    assert answer.headers["referrer-policy"] == "no-referrer"
+    assert (answer.headers["x-content-type-options"], answer.headers["referrer-policy"]) == ("nosniff", "no-referrer")
     directives = dict(each.strip().split(" ", 1) for each in POLICY.split(";"))
     assert directives["default-src"] == directives["frame-ancestors"] == directives["base-uri"] == "'none'"
     assert {directives[name] for name in ("script-src", "style-src", "connect-src")} == {"'self'"}
-
-
-async def test_an_unchanged_file_is_not_sent_again():
-    file = StaticFile("dashboard.js", "text/javascript")
-    tag = (await file.answer(request_with())).headers["etag"]
-    again = await file.answer(request_with(if_none_match=tag))
+    again = await file.answer(request_with(if_none_match=answer.headers["etag"]))
     assert (again.status_code, again.body) == (304, b"")
     assert (await file.answer(request_with(if_none_match='"old"'))).status_code == 200
-    assert (await StaticFile("dashboard.css", "text/css").answer(request_with())).headers["etag"] != tag
+    other = await StaticFile("dashboard.css", "text/css").answer(request_with())
+    assert other.headers["etag"] != answer.headers["etag"]
 
 
-@pytest.mark.parametrize("name", sorted(TEXTS))
-def test_nothing_comes_from_elsewhere(name):
-    """The names of XML namespaces are no addresses: nobody fetches them."""
-    text = TEXTS[name].replace("http://www.w3.org/2000/svg", "")
-    assert not re.search(r"(https?:)?//[a-z0-9]", re.sub(r"(?m)(^|\s)// .*$|/\*.*?\*/", "", text))
-    assert "@import" not in text
+INLINE = r"<script(?![^>]*\bsrc=)|<style|\sstyle=|\son[a-z]+="
+MARKUP = r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|Function\("
 
 
-def test_the_markup_has_nothing_inline():
-    page = TEXTS["dashboard.html"]
-    assert not re.search(r"<script(?![^>]*\bsrc=)|<style|\sstyle=|\son[a-z]+=", page)
-
-
-def test_texts_never_become_markup():
-    """What a client has chosen, such as the name of a request, is put into the page as text."""
-    assert not re.search(
-        r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|Function\(", TEXTS["dashboard.js"]
-    )
-
-
-def test_the_three_files_fit_together():
+def test_the_three_files_fit_together_and_load_nothing_else():
+    """Texts that a client has chosen, such as the name of a request, never become markup."""
     page, script, style = (TEXTS[f"dashboard.{kind}"] for kind in ("html", "js", "css"))
+    assert not re.search(INLINE, page) and not re.search(MARKUP, script)
+    for text in TEXTS.values():
+        without = text.replace("http://www.w3.org/2000/svg", "")  # a namespace is no address: nobody fetches it
+        assert not re.search(r"(https?:)?//[a-z0-9]", re.sub(r"(?m)(^|\s)// .*$|/\*.*?\*/", "", without))
+        assert "@import" not in text
     ids = set(re.findall(r'\bid="([^"]+)"', page))
-    asked = set(re.findall(r'\$\("([a-z0-9-]+)"\)', script))
-    assert asked <= ids
+    assert set(re.findall(r'\$\("([a-z0-9-]+)"\)', script)) <= ids
     assert set(re.findall(r"#([a-z][a-z-]*)(?=[^;{}]*\{)", style)) <= ids
     for table in re.findall(r"<table.*?</thead>", page, re.DOTALL):
         assert table.count('scope="col"') == table.count("<th ") > 0
 
 
-async def read_events(endpoint, count, host=None):
+async def read_events(endpoint, count):
     """The status and headers of the stream, and its first events."""
     reader, writer = await asyncio.open_connection(*endpoint.split(":"))
     try:
-        writer.write(f"GET /cluster/stream HTTP/1.1\r\nHost: {host or endpoint}\r\n\r\n".encode())
-        head = (await reader.readuntil(b"\r\n\r\n")).decode()
-        events = []
+        writer.write(f"GET /cluster/stream HTTP/1.1\r\nHost: {endpoint}\r\n\r\n".encode())
+        head, events = (await reader.readuntil(b"\r\n\r\n")).decode(), []
         while len(events) < count:
             line = (await reader.readuntil(b"\n")).strip()
-            if line.startswith(b"data: "):
-                events.append(json.loads(line[6:]))
+            events += [json.loads(line[6:])] if line.startswith(b"data: ") else []
         return head, events
     finally:
         writer.close()
@@ -143,17 +103,13 @@ async def test_both_say_what_the_call_says(world, monkeypatch):
     assert "content-security-policy: default-src 'none'" in head
 
 
-async def test_views_come_until_the_reader_leaves(world, monkeypatch):
+async def test_views_come_until_the_reader_leaves_and_not_for_too_many(world, monkeypatch):
     monkeypatch.setattr(cluster_watch, "DEFAULT_MS", 200)
     router = await world.router()
     _, events = await read_events(router.web_endpoint, 3)
     assert events[0]["up_ms"] < events[1]["up_ms"] < events[2]["up_ms"]
     await world.until(lambda: router.cluster.num_watchers == 0)
-
-
-@pytest.mark.parametrize("path", ["/cluster", "/cluster/stream"])
-async def test_too_many_readers_are_told_so(world, monkeypatch, path):
     monkeypatch.setattr(cluster_watch, "MAX_WATCHERS", 0)
-    router = await world.router()
-    answer = await asyncio.to_thread(get, router.web_endpoint, path)
-    assert (answer.status, json.loads(answer.text)["error"]["code"]) == (503, "TOO_MANY_STREAMS")
+    for path in ("/cluster", "/cluster/stream"):
+        answer = await asyncio.to_thread(get, router.web_endpoint, path)
+        assert (answer.status, json.loads(answer.text)["error"]["code"]) == (503, "TOO_MANY_STREAMS")

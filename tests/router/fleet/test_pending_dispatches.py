@@ -9,7 +9,7 @@ from router.fleet.pending_dispatches import REPLAY_SHARE, PendingDispatches, Rep
 
 @settings(max_examples=draws(60, 300))
 @given(st.lists(st.tuples(st.sampled_from(["sent", "admitted", "refused", "reported"]), st.integers(0, 1)), min_size=4))
-def test_a_dispatch_counts_until_a_later_report(steps: list[tuple[str, int]]) -> None:
+def test_a_dispatch_counts_until_a_later_report(steps):
     pending = PendingDispatches()
     waiting: dict[int, bool] = {}  # key: admitted
     for what, key in steps:

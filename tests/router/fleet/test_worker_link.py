@@ -2,10 +2,10 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
+from waiting import until
 
 from gpu_worker.serving.calls.worker_service import WorkerService
 from octavo.internal.v1 import worker_pb2, worker_pb2_grpc
@@ -27,7 +27,7 @@ ADMISSION = worker_pb2.Admission(seq_id="a" * 32, epoch=1)
 class Silent(worker_pb2_grpc.WorkerServicer):
     """A worker that takes calls and answers none."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.called = asyncio.Event()
 
     async def Schedule(self, request, context):
@@ -40,37 +40,33 @@ class Silent(worker_pb2_grpc.WorkerServicer):
 class Answering(worker_pb2_grpc.WorkerServicer):
     """A worker that answers Hello with an incarnation and a revision, and every admission with one outcome."""
 
-    def __init__(self, incarnation: str = "i", outcome: int = 0, revision: int = INTERNAL_REVISION) -> None:
-        self.incarnation, self.outcome, self.revision = incarnation, outcome, revision
+    def __init__(self, incarnation="i", answer=None, revision=INTERNAL_REVISION):
+        self.incarnation, self.answer, self.revision = incarnation, answer, revision
 
     async def Hello(self, request, context):
         return worker_pb2.HelloResponse(incarnation=self.incarnation, internal_revision=self.revision)
 
     async def Schedule(self, request, context):
-        results = [worker_pb2.AdmissionResult(seq_id=each.seq_id, outcome=self.outcome) for each in request.admissions]
-        return worker_pb2.ScheduleResponse(results=results)
+        return worker_pb2.ScheduleResponse(results=[answer_to_wire(request.admissions[0].seq_id, self.answer)])
 
 
 @asynccontextmanager
-async def linked(servicer: worker_pb2_grpc.WorkerServicer) -> AsyncIterator[WorkerLink]:
+async def linked(servicer):
     """The link of a router to a worker with incarnation "i"."""
     server = make_server(internal=True)
     worker_pb2_grpc.add_WorkerServicer_to_server(servicer, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
-    link = link_to(f"127.0.0.1:{port}")
+    info = json.dumps({"worker_id": "w", "endpoint": f"127.0.0.1:{port}"}).encode()
+    member = Member("worker", Incarnation("i"), info)
+    link = WorkerLink(member, "r", SessionRegistry(), ModelRegistry(), KvIndex())
     yield link
     await link.close()
     await server.stop(0)
 
 
-def link_to(endpoint: str) -> WorkerLink:
-    member = Member("worker", Incarnation("i"), json.dumps({"worker_id": "w", "endpoint": endpoint}).encode())
-    return WorkerLink(member, "r", SessionRegistry(), ModelRegistry(), KvIndex())
-
-
 @pytest.fixture
-async def silent() -> AsyncIterator[tuple[Silent, WorkerLink]]:
+async def silent():
     servicer = Silent()
     async with linked(servicer) as link:
         yield servicer, link
@@ -86,12 +82,9 @@ def patient(monkeypatch):
 async def test_waiting_for_a_removed_worker_ends(silent):
     """The caller gets a LinkError, and is not cancelled together with the call."""
     servicer, link = silent
-    scheduling = asyncio.create_task(link.schedule(ADMISSION, follow=False))
+    calls = link.schedule(ADMISSION, follow=False), link.cancel_sequence(ADMISSION.seq_id, 1), link.probe()
+    scheduling, cancelling, probing = map(asyncio.create_task, calls)
     await servicer.called.wait()
-    cancelling, probing = (
-        asyncio.create_task(link.cancel_sequence(ADMISSION.seq_id, 1)),
-        asyncio.create_task(link.probe()),
-    )
     await asyncio.sleep(0.1)
     await link.close()
     with pytest.raises(LinkError):
@@ -100,84 +93,58 @@ async def test_waiting_for_a_removed_worker_ends(silent):
     assert await probing is ProbeResult.GONE
 
 
-@pytest.mark.parametrize(("incarnation", "found"), [("i", ProbeResult.ALIVE), ("j", ProbeResult.GONE)])
-async def test_a_probe_knows_another_worker_by_its_incarnation(incarnation, found):
-    async with linked(Answering(incarnation)) as link:
-        assert await link.probe() is found
+async def test_a_probe_knows_another_worker_by_its_incarnation(silent, monkeypatch):
+    for incarnation, found in (("i", ProbeResult.ALIVE), ("j", ProbeResult.GONE)):
+        async with linked(Answering(incarnation)) as link:
+            assert await link.probe() is found
+    monkeypatch.setattr(worker_link, "PROBE_S", 0.1)
+    assert await silent[1].probe() is ProbeResult.UNKNOWN, "without an answer it decides nothing"
 
 
-@pytest.mark.parametrize(
-    ("error", "closed"),
-    [(errors.OutOfBlocks("full"), True), (errors.NoAdapterRoom("full"), False), (errors.Loading("being read"), False)],
-)
-async def test_an_adapter_without_room_closes_no_worker_to_others(error, closed):
-    later, answering = AdmissionAnswer(AdmissionOutcome.LATER, error.failure()), Answering()
-
-    async def schedule(request, context):
-        return worker_pb2.ScheduleResponse(results=[answer_to_wire(request.admissions[0].seq_id, later)])
-
-    answering.Schedule = schedule
-    async with linked(answering) as link:
-        assert await link.schedule(ADMISSION, follow=False) == later
-        assert link._declined is closed
+async def test_an_adapter_without_room_closes_no_worker_to_others():
+    for error, closed in (
+        (errors.OutOfBlocks("full"), True),
+        (errors.NoAdapterRoom("full"), False),
+        (errors.Loading("being read"), False),
+    ):
+        later = AdmissionAnswer(AdmissionOutcome.LATER, error.failure())
+        async with linked(Answering(answer=later)) as link:
+            assert await link.schedule(ADMISSION, follow=False) == later
+            assert link._declined is closed
 
 
-OLDER, NEWER = INTERNAL_REVISION - 1, INTERNAL_REVISION + 1
-
-
-@pytest.mark.parametrize(
-    ("revision", "reason"),
-    [
-        (OLDER, f"speaks internal revision {OLDER}, this router {INTERNAL_REVISION}: upgrade the worker"),
-        (INTERNAL_REVISION, ""),
-        (NEWER, f"speaks internal revision {NEWER}, this router {INTERNAL_REVISION}: upgrade the router"),
-    ],
-)
-async def test_a_router_uses_workers_of_its_own_revision(revision, reason):
+@pytest.mark.parametrize(("step", "who"), [(-1, "worker"), (0, ""), (1, "router")])
+async def test_a_router_uses_workers_of_its_own_revision(step, who):
+    revision = INTERNAL_REVISION + step
     async with linked(Answering(revision=revision)) as link:
         opening = asyncio.create_task(link.keep_open(on_broken=lambda _: asyncio.sleep(0)))
-        async with asyncio.timeout(20):
-            while not link.hello or link.unusable_reason == "not met yet":  # noqa: ASYNC110  a task of the link sets it
-                await asyncio.sleep(0.01)
-            if reason:
-                assert (link.unusable_reason, link.facts) == (reason, None)
-            else:
-                while not link.facts:  # noqa: ASYNC110
-                    await asyncio.sleep(0.01)
-                assert "revision" not in link.unusable_reason
+        await until(lambda: link.hello and link.unusable_reason != "not met yet")
+        if who:
+            said = f"speaks internal revision {revision}, this router {INTERNAL_REVISION}: upgrade the {who}"
+            assert (link.unusable_reason, link.facts) == (said, None)
+        else:
+            await until(lambda: link.facts)
+            assert "revision" not in link.unusable_reason
         opening.cancel()
 
 
-async def test_a_probe_without_an_answer_decides_nothing(silent, monkeypatch):
-    monkeypatch.setattr(worker_link, "PROBE_S", 0.1)
-    _, link = silent
-    assert await link.probe() is ProbeResult.UNKNOWN
-
-
-@pytest.mark.parametrize(
-    ("servicer", "error"),
-    [
-        (WorkerService("w", Incarnation("i")), errors.Loading),  # its own error passes
-        (worker_pb2_grpc.WorkerServicer(), errors.Unreachable),  # an older worker: UNIMPLEMENTED, without details
-    ],
-)
-async def test_a_drain_that_fails_is_a_typed_error(servicer, error):
-    async with linked(servicer) as link:
-        with pytest.raises(error):
-            async for _ in link.drain(0, undo=False):
-                pass
-
-
-async def test_draining_a_removed_worker_is_a_typed_error():
+async def test_a_drain_that_fails_is_a_typed_error():
     class Slow(worker_pb2_grpc.WorkerServicer):
         async def Drain(self, request, context):
             yield worker_pb2.DrainResponse(num_left=1)
             await asyncio.sleep(60)
 
+    for servicer, error in (
+        (WorkerService("w", Incarnation("i")), errors.Loading),  # its own error passes
+        (worker_pb2_grpc.WorkerServicer(), errors.Unreachable),  # an older worker: UNIMPLEMENTED, without details
+    ):
+        async with linked(servicer) as link:
+            with pytest.raises(error):
+                await anext(link.drain(0, undo=False))
     async with linked(Slow()) as link:
         drain = link.drain(0, undo=False)
         assert (await anext(drain)).num_left == 1
-        await link.close()
+        await link.close()  # it is removed
         with pytest.raises(errors.Unreachable, match="has ended"):
             await anext(drain)
         with pytest.raises(errors.Unreachable, match="has ended"):

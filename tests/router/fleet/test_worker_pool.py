@@ -12,7 +12,7 @@ LEASE_S = 3.0
 
 
 @pytest.fixture
-def lost() -> LostWorkers:
+def lost():
     """A worker is lost at 100.0."""
     lost = LostWorkers()
     lost.note_loss(WORKER, LEASE_S, 100.0)

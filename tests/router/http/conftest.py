@@ -1,6 +1,7 @@
 """A client that speaks plain HTTP to the routers of a world."""
 
 import asyncio
+import functools
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
@@ -115,6 +116,13 @@ async def call(connect: Connect) -> Call:
         return answer
 
     return one
+
+
+@pytest.fixture
+async def post(world: Any, call: Call) -> Call:
+    """Posts to a world of a router and a worker that have started: path, body. Keyword arguments are headers."""
+    await world.start()
+    return functools.partial(call, "POST")
 
 
 class Templated(NamedTuple):

@@ -1,10 +1,5 @@
 """Who may send HTTP requests, and whose requests they find: the same as over gRPC."""
 
-import json
-from pathlib import Path
-from typing import Any
-
-import pytest
 from certificates import Certificates
 
 from octavo.client import AsyncClient
@@ -25,7 +20,7 @@ PATHS = [
 ]
 
 
-async def ask(world: Any, path: str, method: str = "GET", key: str = "", context: Any = None) -> tuple[int, Any]:
+async def ask(world, path, method="GET", key="", context=None):
     """The status and the body of one request."""
     header = {"authorization": f"Bearer {key}"} if key else {}
     body = {} if method == "POST" else None
@@ -34,41 +29,20 @@ async def ask(world: Any, path: str, method: str = "GET", key: str = "", context
     return status, found
 
 
-@pytest.fixture
-async def keyed(world: Any, tmp_path: Path) -> Any:
-    """A router that wants API keys. `world.keys` has the key of each tenant."""
-    world.keys = {tenant: new_key() for tenant in ("acme", "bolt")}
-    file = tmp_path / "keys"
-    file.write_text("".join(f"{line_of(tenant, key)}\n" for tenant, key in world.keys.items()))
+async def test_only_the_health_answers_without_a_key(world, tmp_path):
+    key, file = new_key(), tmp_path / "keys"
+    file.write_text(line_of("acme", key))
     await world.start(router={"api_keys": str(file)})
-    return world
-
-
-async def test_only_the_health_answers_without_a_key(keyed: Any) -> None:
     for method, path in PATHS:
-        for key in ("", new_key(), "none"):
-            status, found = await ask(keyed, path, method, key)
+        for wrong in ("", new_key(), "none"):
+            status, found = await ask(world, path, method, wrong)
             assert status == 401, (method, path)
             assert "Authorization: Bearer KEY" in found["error"]["message"]
-    assert (await ask(keyed, "/health"))[0] in (200, 503)  # 503: it does not serve yet
-    assert (await ask(keyed, "/v1/models", key=keyed.keys["acme"]))[0] == 200
+    assert (await ask(world, "/health"))[0] in (200, 503)  # 503: it does not serve yet
+    assert (await ask(world, "/v1/models", key=key))[0] == 200
 
 
-async def test_a_request_of_another_tenant_is_not_found(keyed: Any) -> None:
-    router = keyed.routers[0]
-    credentials = ClientCredentials(api_key=keyed.keys["acme"])
-    async with AsyncClient(router.endpoint, credentials=credentials) as client:
-        await client.complete([4, 5, 6], max_tokens=5, request_id="one")
-    for method in ("GET", "DELETE"):
-        status, found = await ask(keyed, "/v1/requests/one", method, keyed.keys["bolt"])
-        never, never_was = await ask(keyed, "/v1/requests/two", method, keyed.keys["bolt"])
-        assert status == never == 404
-        assert json.dumps(found).replace("one", "two") == json.dumps(never_was)
-    status, found = await ask(keyed, "/v1/requests/one?wait=false", key=keyed.keys["acme"])
-    assert (status, found["state"]) == (200, "done")
-
-
-async def test_clients_without_certificates_come_in_by_their_keys(world: Any, tmp_path: Path) -> None:
+async def test_clients_without_certificates_come_in_by_their_keys(world, tmp_path):
     certificates, key = Certificates(tmp_path / "tls"), new_key()
     (tmp_path / "keys").write_text(line_of("acme", key))
     by_key = {"client_certificates": False, "api_keys": str(tmp_path / "keys"), **certificates.settings("router")}

@@ -23,24 +23,21 @@ def lost(monkeypatch):
     return names
 
 
-@pytest.mark.parametrize(
-    ("asked", "name"),
-    [
-        ({"logprobs": 1}, "logprobs"),
-        ({"prompt_logprobs": 1}, "prompt_logprobs"),
-        ({"logprobs": 1, "echo": True, "max_tokens": 1}, "prompt_logprobs"),
-        ({"logprobs": 1, "echo": True, "max_tokens": 0}, "prompt_logprobs"),
-    ],
-    ids=str,
-)
-async def test_an_answer_without_them_is_an_error_that_clients_repeat(world, call, lost, asked, name):
-    await world.start()
-    body = {"prompt": [5, 6, 7], "temperature": 0, "max_tokens": 3, **asked}
-    assert (await call("POST", "/v1/completions", body)).status == 200
-    lost.append(name)
-    answer = await call("POST", "/v1/completions", body)
-    assert (answer.status, answer.error["code"]) == (503, "unreachable")
-    # One that the client has named it may fetch as often as it likes, as far as it goes.
-    named = {**body, "request_id": "mine"}
-    assert (await call("POST", "/v1/completions", named)).status == 200
-    assert (await call("POST", "/v1/completions", {"prompt": [5, 6, 7], "max_tokens": 3})).status == 200
+async def test_an_answer_without_them_is_an_error_that_clients_repeat(lost, post):
+    for number, (asked, name) in enumerate(
+        (
+            ({"logprobs": 1}, "logprobs"),
+            ({"prompt_logprobs": 1}, "prompt_logprobs"),
+            ({"logprobs": 1, "echo": True, "max_tokens": 1}, "prompt_logprobs"),
+            ({"logprobs": 1, "echo": True, "max_tokens": 0}, "prompt_logprobs"),
+        )
+    ):
+        body = {"prompt": [5, 6, 7], "temperature": 0, "max_tokens": 3, **asked}
+        lost.clear()
+        assert (await post("/v1/completions", body)).status == 200
+        lost.append(name)
+        answer = await post("/v1/completions", body)
+        assert (answer.status, answer.error["code"]) == (503, "unreachable")
+        # One that the client has named it may fetch as often as it likes, as far as it goes.
+        assert (await post("/v1/completions", {**body, "request_id": f"mine-{number}"})).status == 200
+        assert (await post("/v1/completions", {"prompt": [5, 6, 7], "max_tokens": 3})).status == 200

@@ -26,6 +26,28 @@ COMMON = {
     "prompt_logprobs": 1, "truncate_prompt_tokens": 5, "add_special_tokens": True, "bad_words": ["ab"],
     "stop_token_ids": [9], "min_tokens": 1, "stream": False, "return_token_ids": True, "repetition_penalty": 1.1,
 }  # fmt: skip
+MESSAGE = {
+    "max_tokens": 2, "system": [{"type": "text", "text": "Be"}], "stop_sequences": ["x"], "top_k": 3, "stream": True,
+    "messages": [
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "f", "input": {"a": 1}}]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": "so"}]},
+    ],
+    "tools": [{"name": "f", "input_schema": {"type": "object"}}], "tool_choice": {"type": "auto"},
+    "thinking": {"type": "enabled", "budget_tokens": 3}, "metadata": {"user_id": "u"},
+}  # fmt: skip
+THOUGHT = {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "x"}]}
+RESPONSE = {
+    "max_output_tokens": 2, "instructions": "Be", "metadata": {"a": "b"}, "store": True, "stream": False,
+    "input": [
+        {"role": "user", "content": [{"type": "input_text", "text": "Hi"}]},
+        {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c", "output": "so"},
+        THOUGHT,
+    ],
+    "tools": [{"type": "function", "name": "f", "parameters": {"type": "object"}}], "tool_choice": "auto",
+    "reasoning": {"effort": "low"}, "text": {"format": {"type": "text"}}, "truncation": "disabled",
+}  # fmt: skip
 BODIES = [
     ("/v1/completions", {**COMMON, "prompt": ["One", [1, 2]], "logprobs": 1, "best_of": 2, "echo": False}),
     ("/v1/completions", {"prompt": "One", "max_tokens": 2, "stream": True, "stream_options": {"include_usage": True}}),
@@ -34,51 +56,8 @@ BODIES = [
     ("/v1/completions", {"prompt": "x", "max_tokens": 2, "structured_outputs": {"choice": ["a", "b"]}}),
     ("/tokenize", {"messages": HI, "return_token_strs": True}),
     ("/tokenize", {"prompt": "One", "add_special_tokens": False}),
-    (
-        "/v1/messages",
-        {
-            "max_tokens": 2,
-            "system": [{"type": "text", "text": "Be"}],
-            "stop_sequences": ["x"],
-            "top_k": 3,
-            "stream": True,
-            "messages": [
-                {"role": "user", "content": "Hi"},
-                {"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "f", "input": {"a": 1}}]},
-                {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": "so"}]},
-            ],
-            "tools": [{"name": "f", "input_schema": {"type": "object"}}],
-            "tool_choice": {"type": "auto"},
-            "thinking": {"type": "enabled", "budget_tokens": 3},
-            "metadata": {"user_id": "u"},
-        },
-    ),
-    (
-        "/v1/responses",
-        {
-            "max_output_tokens": 2,
-            "instructions": "Be",
-            "metadata": {"a": "b"},
-            "store": True,
-            "stream": False,
-            "input": [
-                {"role": "user", "content": [{"type": "input_text", "text": "Hi"}]},
-                {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
-                {"type": "function_call_output", "call_id": "c", "output": "so"},
-                {
-                    "type": "reasoning",
-                    "id": "rs_1",
-                    "summary": [],
-                    "content": [{"type": "reasoning_text", "text": "x"}],
-                },
-            ],
-            "tools": [{"type": "function", "name": "f", "parameters": {"type": "object"}}],
-            "tool_choice": "auto",
-            "reasoning": {"effort": "low"},
-            "text": {"format": {"type": "text"}},
-            "truncation": "disabled",
-        },
-    ),
+    ("/v1/messages", MESSAGE),
+    ("/v1/responses", RESPONSE),
     ("/detokenize", {"tokens": [65, 66], "model": "fake"}),
     ("/v1/chat/completions", {"messages": HI, "max_tokens": 2, "response_format": FORM, "tools": [TOOL]}),
     ("/v1/chat/completions", {"messages": HI, "max_tokens": 2, "tools": [STRICT], "tool_choice": "required"}),

@@ -28,22 +28,13 @@ async def test_completions_and_chats_are_streamed_as_they_are_whole(client):
     asked = {**options, "messages": HI}
     raw = await client.chat.completions.with_raw_response.create(**asked, logprobs=True, top_logprobs=2)
     (choice,) = (whole := raw.parse()).choices
+    assert whole.object == "chat.completion" and whole.id.startswith("chatcmpl-")
     assert (raw.headers["x-request-id"], choice.finish_reason) == (whole.id, "length")
     assert len(choice.logprobs.content[0].top_logprobs) == 2
     async with client.chat.completions.stream(**asked) as stream:
         with pytest.raises(openai.LengthFinishReasonError) as caught:  # it has all the tokens
             await stream.get_final_completion()
     assert caught.value.completion.choices[0].message.content == choice.message.content
-
-
-async def test_errors_are_those_of_the_package(client):
-    with pytest.raises(openai.BadRequestError) as caught:
+    with pytest.raises(openai.BadRequestError) as refused:
         await client.completions.create(model="fake", prompt="x", temperature=11)
-    assert caught.value.param == "temperature"
-    assert caught.value.request_id
-    with pytest.raises(openai.NotFoundError) as caught:
-        await client.chat.completions.create(model="gpt-5", messages=HI)
-    assert caught.value.code == "model_not_found"
-    with pytest.raises(openai.BadRequestError) as caught:
-        await client.embeddings.create(model="fake", input=["x", ""])
-    assert caught.value.param == "input[1]"
+    assert refused.value.param == "temperature" and refused.value.request_id

@@ -1,8 +1,5 @@
 """Web pages and a router's OpenAI port: none spends the machine or reads an answer, unless its origin is listed."""
 
-from pathlib import Path
-from typing import Any
-
 from octavo.net.security.api_keys import line_of, new_key
 
 PATH = "/v1/completions"
@@ -10,33 +7,24 @@ BODY = {"prompt": [4, 5, 6], "max_tokens": 3}
 PAGE = "https://chat.example.com"
 
 
-async def test_no_page_spends_the_machine(world: Any, call: Any) -> None:
+async def test_no_page_spends_the_machine(world, call, post):
     """Neither by what forms can send, nor under another name, nor by asking first."""
-    await world.start()
     for headers, status in [
         ({"content-type": "text/plain"}, 415),
-        ({"content-type": "application/x-www-form-urlencoded"}, 415),
-        ({"content-type": "text/plain", "origin": "http://evil.example"}, 403),
         ({"origin": "http://evil.example"}, 403),
         ({"host": "evil.example"}, 421),
-        ({"host": "evil.example", "origin": "http://evil.example"}, 421),
     ]:
-        answer = await call("POST", PATH, BODY, **headers)
-        assert answer.status == status, headers
-        assert answer.error["message"]
+        answer = await post(PATH, BODY, **headers)
+        assert answer.status == status and answer.error["message"], headers
     asked = {"origin": "http://evil.example", "access_control_request_method": "POST"}
     assert (await call("OPTIONS", PATH, **asked)).status == 403
-    assert (await call("GET", "/v1/models", host="evil.example:58051")).status == 421
     assert world.routers[0]._opener.num_sessions == 0
     assert not world.entries, "a request was accepted"
-    endpoint = world.routers[0].http_endpoint
-    status, headers, answer = await world.http(endpoint, PATH, BODY, method="POST")
-    assert status == 200
-    assert len(answer["choices"]) == 1
-    assert "access-control-allow-origin" not in headers
+    answer = await post(PATH, BODY)
+    assert answer.status == 200 and "access-control-allow-origin" not in answer.headers
 
 
-async def test_with_keys_a_listed_page_may_have_any_name(world: Any, call: Any, tmp_path: Path) -> None:
+async def test_with_keys_a_listed_page_may_have_any_name(world, call, tmp_path):
     """Without the key a page gets nothing, so a proxy may leave Host as it is. A preflight needs no key."""
     key = new_key()
     (tmp_path / "keys").write_text(line_of("acme", key))

@@ -6,22 +6,14 @@ from types import SimpleNamespace
 
 import pytest
 from accepted import accepted_sequence
+from waiting import until
 from worker_views import idle_view
 
 from octavo.request.errors import BadModel, Loading, NoAdapterRoom, OutOfBlocks, StoreUnavailable, TooLarge
 from octavo.request.ids import Incarnation, SequenceId
 from octavo.request.record import AdmissionAnswer, AdmissionOutcome, SequenceState
 from octavo.request.sampling import FinishReason
-from octavo.store.calls import (
-    AppendItem,
-    AppendStatus,
-    Finish,
-    Member,
-    QueueLimits,
-    TakeReason,
-    TakeRequest,
-    WorkerLimits,
-)
+from octavo.store import calls
 from octavo.store.memory import MemoryState, MemoryStore
 from octavo.store.memory.state import Trial
 from octavo.wire.internal import admission_from_wire
@@ -31,7 +23,6 @@ from router.fleet.limits_registry import LimitsRegistry
 from router.fleet.model_registry import ModelRegistry
 from router.fleet.pending_dispatches import PendingDispatches
 from router.fleet.worker_link import LinkError, ProbeResult
-from router.fleet.worker_view import WorkerView
 from router.placing import assigner as assigner_module
 from router.placing.assigner import Assigner
 from router.session_registry import SessionRegistry
@@ -43,26 +34,21 @@ REJECTED = AdmissionAnswer(AdmissionOutcome.REJECTED, BadModel("wrong").failure(
 NAMES = "abcde"
 
 
-LIMITS = WorkerLimits("name", "weights", 8192, 16, 2000, 0, 64)  # of the workers that are there
+LIMITS = calls.WorkerLimits("name", "weights", 8192, 16, 2000, 0, 64)  # of the workers that are there
 
 
-def view(name: str, num_running: int = 0, cached: int = 0) -> WorkerView:
+def view(name, num_running=0, cached=0):
     return idle_view(name, num_running=num_running, num_cached_blocks=cached, num_blocks=2000)
 
 
 class FakeLink:
     """A worker that gives one answer, and dies of the call if the answer is a LinkError."""
 
-    def __init__(self, name: str, answer: AdmissionAnswer | LinkError) -> None:
-        self.incarnation = Incarnation(name)
-        self.answer = answer
-        self.lost = False
-        self.numerics = ""
-        self.facts = SimpleNamespace(limits=LIMITS)
-        self.stays = True
-        self.step_stream = SimpleNamespace(connected=True)
-        self.pending_dispatches = PendingDispatches()
-        self.admissions: list = []
+    def __init__(self, name, answer):
+        self.incarnation, self.answer, self.numerics = Incarnation(name), answer, ""
+        self.stays, self.lost = True, False
+        self.facts, self.step_stream = SimpleNamespace(limits=LIMITS), SimpleNamespace(connected=True)
+        self.pending_dispatches, self.admissions = PendingDispatches(), []
 
     async def schedule(self, admission, follow):
         self.admissions.append(admission_from_wire(admission))
@@ -70,19 +56,17 @@ class FakeLink:
             raise self.answer
         return self.answer
 
-    async def probe(self) -> ProbeResult:
+    async def probe(self):
         return ProbeResult.GONE
 
-    async def wait_to_replay(self, num_tokens) -> None:
+    async def wait_to_replay(self, num_tokens):
         pass
 
 
 class FakePool:
-    def __init__(self, links: list[FakeLink]) -> None:
+    def __init__(self, links):
         self.links = {link.incarnation: link for link in links}
-
-    def find_link(self, incarnation):
-        return self.links.get(incarnation)
+        self.find_link, self.name_of, self.hits = self.links.get, str.upper, {}
 
     def views(self, model):
         return [
@@ -90,10 +74,7 @@ class FakePool:
         ]
 
     def find_hits(self, model, tokens, salt, lora, pictures=()):
-        return {}
-
-    def name_of(self, incarnation):
-        return incarnation.upper()
+        return self.hits
 
 
 class FakeSession:
@@ -101,9 +82,8 @@ class FakeSession:
 
     owner = Incarnation("")
 
-    def __init__(self, seq_id: SequenceId) -> None:
-        self.seq_id = seq_id
-        self.told: list = []
+    def __init__(self, seq_id):
+        self.seq_id, self.told = seq_id, []
 
     def note_assignment(self, assignment):
         self.told.append(assignment)
@@ -118,7 +98,7 @@ class Scene:
     No worker renews its lease.
     """
 
-    def __init__(self, store, models, answers) -> None:
+    def __init__(self, store, models, answers):
         self.store = store
         self.links = [FakeLink(name, answer) for name, answer in zip(NAMES, answers, strict=False)]
         self.background = BackgroundTasks()
@@ -131,11 +111,11 @@ class Scene:
 
     async def assign(self):
         """Assigns the sequence and returns its record."""
-        await self.assigner.assign_sequence(self.seq_id, 0, TakeReason.QUEUED)
+        await self.assigner.assign_sequence(self.seq_id, 0, calls.TakeReason.QUEUED)
         assert not self.assigner.is_assigning(self.seq_id)
         return (await self.store.read(self.seq_id)).record
 
-    def num_asked(self) -> list[int]:
+    def num_asked(self):
         return [len(link.admissions) for link in self.links]
 
 
@@ -143,13 +123,13 @@ class Scene:
 async def make_scene(hello):
     made: list[Scene] = []
 
-    async def make(*answers: AdmissionAnswer | LinkError, prompt: tuple[int, ...] = (1, 2), **changes) -> Scene:
+    async def make(*answers, prompt=(1, 2), **changes):
         store, models = MemoryStore(MemoryState()), ModelRegistry()
         await models.add_worker(hello("a"))
-        await store.heartbeat(Member("router", Incarnation("router"), b""), 60_000)
+        await store.heartbeat(calls.Member("router", Incarnation("router"), b""), 60_000)
         for name in NAMES:
-            await store.heartbeat(Member("worker", Incarnation(name), b""), 300)
-        await store.accept(accepted_sequence(prompt, **changes), QueueLimits())
+            await store.heartbeat(calls.Member("worker", Incarnation(name), b""), 300)
+        await store.accept(accepted_sequence(prompt, **changes), calls.QueueLimits())
         assert len(await store.pop("weights", 1, 60_000)) == 1
         made.append(Scene(store, models, answers))
         return made[-1]
@@ -160,12 +140,11 @@ async def make_scene(hello):
 
 
 @pytest.mark.parametrize("of_one_class", [True, False])
-async def test_workers_hear_where_the_prefix_is(make_scene, monkeypatch, of_one_class):
+async def test_workers_hear_where_the_prefix_is(make_scene, of_one_class):
     scene = await make_scene(LATER, ADMITTED, prompt=tuple(range(200)))
     size = view(Incarnation("a")).block_size
     scene.links[1].numerics = "" if of_one_class else "cpu/other"
-    hits = {Incarnation("a"): HitCounts(5 * size)}
-    monkeypatch.setattr(scene.assigner.pool, "find_hits", lambda *_: hits)
+    scene.assigner.pool.hits = {Incarnation("a"): HitCounts(5 * size)}
     await scene.assign()
     (first,), (second,) = (link.admissions for link in scene.links[:2])
     assert (first.prefix_owner, first.prefix_owner_tokens) == (None, 0), "it has the most of it itself"
@@ -173,36 +152,30 @@ async def test_workers_hear_where_the_prefix_is(make_scene, monkeypatch, of_one_
     assert (second.prefix_owner, second.prefix_owner_tokens) == offered, "also if that one had no room"
 
 
-async def lose_owner(scene: Scene, num_output: int) -> None:
+async def lose_owner(scene, num_output):
     """The sequence has run on worker a, which has died."""
-    request = TakeRequest(scene.seq_id, 0, Incarnation("a"), "first", TakeReason.QUEUED)
+    request = calls.TakeRequest(scene.seq_id, 0, Incarnation("a"), "first", calls.TakeReason.QUEUED)
     assert (await scene.store.take_ownership(request)).epoch == 1
-    item = AppendItem(scene.seq_id, 1, 0, 0, tuple(range(num_output)))
+    item = calls.AppendItem(scene.seq_id, 1, 0, 0, tuple(range(num_output)))
     (reply,) = await scene.store.append_batch(Incarnation("a"), [item])
-    assert reply.status is AppendStatus.OK
-    await scene.store.leave(Member("worker", Incarnation("a"), b""))
+    assert reply.status is calls.AppendStatus.OK
+    await scene.store.leave(calls.Member("worker", Incarnation("a"), b""))
 
 
-@pytest.mark.parametrize("buddy", ["b", "c", "d"])
-async def test_a_sequence_without_owner_goes_to_the_worker_that_has_its_blocks(make_scene, monkeypatch, buddy):
-    """That is its buddy, where it had one: routers know nothing else of buddies than their blocks."""
-    scene = await make_scene(LATER, ADMITTED, ADMITTED, ADMITTED, prompt=tuple(range(200)), max_tokens=400)
+@pytest.mark.parametrize(("buddy", "owner"), [("c", "c"), ("d", "d"), ("b", "c")])
+async def test_a_sequence_without_owner_goes_to_the_worker_that_has_its_blocks(make_scene, buddy, owner):
+    """That is its buddy, where it had one: routers know nothing else of buddies than their blocks. Here b has no room,
+    and the worker that is asked next hears where prompt and output are."""
+    scene = await make_scene(LATER, LATER, ADMITTED, ADMITTED, prompt=tuple(range(200)), max_tokens=400)
     await lose_owner(scene, 300)
     size = view(Incarnation("a")).block_size
-    monkeypatch.setattr(scene.assigner.pool, "find_hits", lambda *_: {Incarnation(buddy): HitCounts(28 * size)})
-    await scene.assigner.assign_sequence(scene.seq_id, 1, TakeReason.LEASE)
+    scene.assigner.pool.hits = {Incarnation(buddy): HitCounts(28 * size)}
+    await scene.assigner.assign_sequence(scene.seq_id, 1, calls.TakeReason.LEASE)
     record = (await scene.store.read(scene.seq_id)).record
-    assert (record.owner, record.epoch) == (buddy, 2)
-
-
-async def test_a_worker_in_place_of_the_buddy_hears_where_prompt_and_output_are(make_scene, monkeypatch):
-    scene = await make_scene(LATER, LATER, ADMITTED, prompt=tuple(range(200)), max_tokens=400)
-    await lose_owner(scene, 300)
-    size = view(Incarnation("a")).block_size
-    monkeypatch.setattr(scene.assigner.pool, "find_hits", lambda *_: {Incarnation("b"): HitCounts(28 * size)})
-    await scene.assigner.assign_sequence(scene.seq_id, 1, TakeReason.LEASE)
-    (admission,) = scene.links[2].admissions
-    assert (admission.prefix_owner, admission.prefix_owner_tokens) == ("b", 28 * size), "b had no room"
+    assert record.owner == owner
+    (admission,) = scene.links[NAMES.index(owner)].admissions
+    hint = (None, 0) if buddy == owner else (buddy, 28 * size)
+    assert (admission.prefix_owner, admission.prefix_owner_tokens) == hint
 
 
 @pytest.mark.parametrize("refusal", [LATER, NEVER, LinkError("broken")], ids=["later", "never", "broken"])
@@ -221,11 +194,8 @@ async def test_a_sequence_whose_adapter_has_no_room_waits_before_it_is_asked_for
     monkeypatch.setattr(assigner_module, "REQUEUE_DELAY_S", 3600)
     scene = await make_scene(AdmissionAnswer(AdmissionOutcome.LATER, error.failure()))
     assigning = asyncio.create_task(scene.assign())
-    async with asyncio.timeout(20):
-        while scene.num_asked() != [1]:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-    done, _ = await asyncio.wait([assigning], timeout=0.2)
-    assert not done
+    await until(lambda: scene.num_asked() == [1])
+    assert not (await asyncio.wait([assigning], timeout=0.2))[0]
     assigning.cancel()  # the router ends
     await asyncio.wait([assigning])
     assert (await scene.store.read(scene.seq_id)).record.state is SequenceState.QUEUED
@@ -239,7 +209,7 @@ async def test_an_unreachable_worker_has_not_crashed(make_scene):
 
     async def renew():
         while True:
-            await scene.store.heartbeat(Member("worker", Incarnation("a"), b""), 300)
+            await scene.store.heartbeat(calls.Member("worker", Incarnation("a"), b""), 300)
             await asyncio.sleep(0.03)
 
     renewing = asyncio.create_task(renew())
@@ -277,14 +247,14 @@ async def test_a_sequence_that_kills_workers_ends(make_scene, caplog, broken, nu
     assert len(record.suspects) == 3
 
 
-async def replayed(scene: Scene, classes: str, *, staying: str = NAMES) -> tuple[str, int]:
+async def replayed(scene, classes, *, staying=NAMES):
     """The class in which a sequence goes on whose owner, `a`, has died, or none; and how often that was another one."""
     for link, numerics in zip(scene.links, classes, strict=True):
         link.numerics, link.stays = numerics, link.incarnation in staying
     record = await scene.assign()
-    await scene.store.append_batch(Incarnation("a"), [AppendItem(scene.seq_id, record.epoch, 0, 0, [7])])
-    await scene.store.leave(Member("worker", Incarnation("a"), b""))
-    await scene.assigner.assign_sequence(scene.seq_id, record.epoch, TakeReason.LEASE)
+    await scene.store.append_batch(Incarnation("a"), [calls.AppendItem(scene.seq_id, record.epoch, 0, 0, [7])])
+    await scene.store.leave(calls.Member("worker", Incarnation("a"), b""))
+    await scene.assigner.assign_sequence(scene.seq_id, record.epoch, calls.TakeReason.LEASE)
     record = (await scene.store.read(scene.seq_id)).record
     assert scene.assigner.numerics_changes.total() == record.numerics_changes
     return (record.numerics if record.owner and record.owner != "a" else ""), record.numerics_changes
@@ -304,12 +274,14 @@ async def test_a_replay_stays_in_its_class(make_scene, answers, classes, staying
     assert await replayed(await make_scene(*answers), classes, staying=staying) == expected
 
 
-async def suspect(scene, owners: str = "xyz") -> int:
+async def suspect(scene, owners="xyz"):
     """Gives the sequence to one owner after the other has died; its epoch. The third one runs it alone."""
     epoch = 0
     for owner in owners:
-        reason = TakeReason.CONNECTION if epoch else TakeReason.QUEUED
-        taken = await scene.store.take_ownership(TakeRequest(scene.seq_id, epoch, Incarnation(owner), owner, reason))
+        reason = calls.TakeReason.CONNECTION if epoch else calls.TakeReason.QUEUED
+        taken = await scene.store.take_ownership(
+            calls.TakeRequest(scene.seq_id, epoch, Incarnation(owner), owner, reason)
+        )
         epoch = taken.epoch
         await scene.store.announce(scene.seq_id, epoch, Incarnation(owner))
     assert taken.suspect == (len(owners) == 3)
@@ -321,7 +293,7 @@ async def test_a_suspect_goes_where_no_other_suspect_runs(make_scene):
     epoch, state = await suspect(scene, "xy"), scene.store.shared  # when y has died, too, it is to run alone
     until_ms = state.now_ms() + 60_000
     state.trials |= {Incarnation(name): Trial(SequenceId("other"), until_ms, begun=False) for name in "ab"}
-    assigning = asyncio.create_task(scene.assigner.assign_sequence(scene.seq_id, epoch, TakeReason.LEASE))
+    assigning = asyncio.create_task(scene.assigner.assign_sequence(scene.seq_id, epoch, calls.TakeReason.LEASE))
     await asyncio.sleep(0.1)
     assert not assigning.done()  # it waits for one of them
     del state.trials[Incarnation("b")]
@@ -369,31 +341,23 @@ async def test_without_the_store_nothing_is_too_large(make_scene, monkeypatch):
     assert not (await scene.assign()).state.ended
 
 
-async def test_a_wrong_admission_fails_without_asking_another_worker(make_scene):
+async def test_what_is_wrong_has_ended_or_is_past_asks_nobody_else(make_scene):
     scene = await make_scene(REJECTED, ADMITTED)
-    record = await scene.assign()
-    assert record.state is SequenceState.FAILED
+    assert (await scene.assign()).state is SequenceState.FAILED
     assert scene.num_asked() == [1, 0]
-
-
-async def test_an_ended_sequence_is_not_scheduled(make_scene):
     scene = await make_scene(NEVER, ADMITTED)
     take = scene.store.take_ownership
 
     async def take_and_cancel(request):
         reply = await take(request)
-        if request.reason is TakeReason.REFUSED:  # the second take, after which the journals are read again
-            await scene.store.finish(Finish(scene.seq_id, FinishReason.CANCELLED))
+        if request.reason is calls.TakeReason.REFUSED:  # the second take, after which the journals are read again
+            await scene.store.finish(calls.Finish(scene.seq_id, FinishReason.CANCELLED))
         return reply
 
     scene.store.take_ownership = take_and_cancel
-    record = await scene.assign()
-    assert record.state is SequenceState.CANCELLED
+    assert (await scene.assign()).state is SequenceState.CANCELLED
     assert scene.num_asked() == [1, 0]
-
-
-async def test_a_past_epoch_is_left_alone(make_scene):
     scene = await make_scene(ADMITTED)
-    await scene.assigner.assign_sequence(scene.seq_id, 7, TakeReason.REFUSED)
+    await scene.assigner.assign_sequence(scene.seq_id, 7, calls.TakeReason.REFUSED)
     assert scene.num_asked() == [0]
     assert scene.session.told == ["poll"]

@@ -1,6 +1,5 @@
 import dataclasses
 from collections import Counter
-from collections.abc import Sequence
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,13 +8,11 @@ from worker_views import idle_view
 from octavo.request.ids import Incarnation
 from octavo.request.record import WorkerRole
 from router.fleet.kv_index import HitCounts
-from router.fleet.worker_view import WorkerView
 from router.placing.placement import (
     ADAPTER_TOKENS,
     FILE_CREDIT,
     HOST_CREDIT,
     choose_worker,
-    find_prefix_owner,
     room_left,
 )
 
@@ -23,7 +20,7 @@ BLOCK_SIZE = 16
 IDLE = idle_view("a", incarnation="i-a")
 
 
-def idle(worker_id: str, **changes: object) -> WorkerView:
+def idle(worker_id, **changes):
     return idle_view(worker_id, incarnation="i-" + worker_id, **changes)
 
 
@@ -53,7 +50,7 @@ Hits = dict[Incarnation, HitCounts]
 
 
 @st.composite
-def some_hits(draw: st.DrawFn, views: Sequence[WorkerView], num_tokens: int) -> Hits:
+def some_hits(draw, views, num_tokens):
     hits: Hits = {}
     for view in draw(st.lists(st.sampled_from(views), unique_by=lambda view: view.worker_id)) if views else ():
         device = draw(st.integers(0, num_tokens // BLOCK_SIZE))
@@ -64,7 +61,7 @@ def some_hits(draw: st.DrawFn, views: Sequence[WorkerView], num_tokens: int) -> 
 
 
 @given(SOME_VIEWS, st.integers(1, 9000), st.data())
-def test_picks_the_first_of_its_own_ranking(views: list[WorkerView], num_tokens: int, data: st.DataObject) -> None:
+def test_picks_the_first_of_its_own_ranking(views, num_tokens, data):
     hits = data.draw(some_hits(views, num_tokens))
     decision = choose_worker(num_tokens, hits, views)
     candidates = decision.candidates
@@ -79,16 +76,11 @@ def test_picks_the_first_of_its_own_ranking(views: list[WorkerView], num_tokens:
     for candidate in candidates:
         terms = (candidate.prefill_cost, candidate.load_cost, candidate.pressure_cost)
         assert candidate.total_cost == sum(terms) and min(terms) >= 0 and candidate.prefill_cost >= 1
-
-
-@given(SOME_VIEWS, st.integers(1, 9000), st.data())
-def test_order_of_workers_does_not_matter(views: list[WorkerView], num_tokens: int, data: st.DataObject) -> None:
-    hits = data.draw(some_hits(views, num_tokens))
     shuffled = data.draw(st.permutations(views))
-    assert choose_worker(num_tokens, hits, views).worker == choose_worker(num_tokens, hits, shuffled).worker
+    assert choose_worker(num_tokens, hits, shuffled).worker == decision.worker
 
 
-def test_credits_the_host_pool_and_files_in_part() -> None:
+def test_credits_the_host_pool_and_files_in_part():
     found = {"a": HitCounts(64, 32), "b": HitCounts(0, 96), "d": HitCounts(32, 16, 48)}
     hits = {Incarnation(f"i-{name}"): each for name, each in found.items()}
     candidates = choose_worker(100, hits, [idle(name) for name in "abcd"]).candidates
@@ -98,23 +90,14 @@ def test_credits_the_host_pool_and_files_in_part() -> None:
     assert {c.worker_id: c.host_hit_tokens for c in candidates} == {"a": 32, "b": 96, "c": 0, "d": 64}
 
 
-def test_a_prompt_goes_where_its_prefix_is_in_files_unless_it_is_in_memory_elsewhere() -> None:
-    hits = {Incarnation("i-b"): HitCounts(0, 0, 960)}
-    assert (chosen := choose_worker(1000, hits, [idle("a"), idle("b"), idle("c")]).worker) and chosen.worker_id == "b"
-    hits[Incarnation("i-c")] = HitCounts(960)
-    assert (chosen := choose_worker(1000, hits, [idle("a"), idle("b"), idle("c")]).worker) and chosen.worker_id == "c"
-    hint = find_prefix_owner(idle("b"), 1000, hits, [idle("a"), idle("b"), idle("c")])
-    assert hint is not None and hint.owner == "i-c", "whether its own files are quicker is for the worker to say"
-
-
-def test_prefers_a_prefix_before_a_short_queue() -> None:
+def test_prefers_a_prefix_before_a_short_queue():
     hits = {Incarnation("i-a"): HitCounts(960)}
     for queued, expected in ((0, "a"), (900, "a"), (1000, "b")):
         worker = choose_worker(1000, hits, [idle("a", queued_tokens=queued), idle("b")]).worker
         assert worker is not None and worker.worker_id == expected
 
 
-def test_says_why_nobody_can_take_a_prompt() -> None:
+def test_says_why_nobody_can_take_a_prompt():
     small = idle("b", num_blocks=10, num_free_blocks=10)
     decision = choose_worker(9000, {}, [idle("a"), small, idle("c", available=False, reason_unavailable="draining")])
     assert decision.worker is None
@@ -123,7 +106,7 @@ def test_says_why_nobody_can_take_a_prompt() -> None:
     assert "10 blocks" in {c.worker_id: c.reason for c in choose_worker(500, {}, [small]).candidates}["b"]
 
 
-def test_sliding_models_take_prompts_beyond_their_blocks() -> None:
+def test_sliding_models_take_prompts_beyond_their_blocks():
     sizes = {"num_blocks": 10, "num_free_blocks": 10, "num_cached_blocks": 0}
     assert choose_worker(500, {}, [idle("a", **sizes)]).worker is None
     sliding = idle("b", **sizes, max_sequence_blocks=10)
@@ -135,7 +118,7 @@ def test_sliding_models_take_prompts_beyond_their_blocks() -> None:
 
 
 @given(A_VIEW)
-def test_room_shrinks_with_load(view: WorkerView) -> None:
+def test_room_shrinks_with_load(view):
     places, coming = room_left(view), view.num_waiting + view.num_dispatched
     assert places >= 0
     if places:
@@ -153,9 +136,7 @@ A_ROLE = st.sampled_from(list(WorkerRole))
 
 
 @given(SOME_VIEWS, st.integers(1, 9000), st.data(), st.sampled_from([WorkerRole.DECODE, WorkerRole.PREFILL]))
-def test_roles_are_kept_and_refuse_no_sequence(
-    views: list[WorkerView], num_tokens: int, data: st.DataObject, avoided: WorkerRole
-) -> None:
+def test_roles_are_kept_and_refuse_no_sequence(views, num_tokens, data, avoided):
     hits = data.draw(some_hits(views, num_tokens))
     views = [dataclasses.replace(view, role=data.draw(A_ROLE)) for view in views]
     decision = choose_worker(num_tokens, hits, views, avoided=avoided)
@@ -170,7 +151,7 @@ def test_roles_are_kept_and_refuse_no_sequence(
 
 
 @given(SOME_VIEWS, st.integers(1, 500))
-def test_a_worker_that_has_the_adapter_is_cheaper_by_a_fixed_cost(views: list[WorkerView], num_tokens: int) -> None:
+def test_a_worker_that_has_the_adapter_is_cheaper_by_a_fixed_cost(views, num_tokens):
     with_it = [dataclasses.replace(view, adapters=frozenset({"d"})) for view in views]
     costs = [
         [(c.worker_id, c.load_cost, c.pressure_cost) for c in choose_worker(num_tokens, {}, each, lora=lora).candidates]

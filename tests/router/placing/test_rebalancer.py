@@ -1,114 +1,52 @@
-"""Rebalancing is applied by one router of all, at most as far as its plan says; what was refused rests a while."""
+"""Rebalancing is applied by one router of all, at most as far as its plan says."""
 
 import asyncio
-
-import pytest
 
 from gpu_worker.testing.fake_runner import FakeRunner
 from octavo.request.sampling import SamplingParams
 from router.fleet.progress_calls import MigrationEnd, MigrationReport
 from router.placing import rebalancer, rebalancing
-from router.placing.rebalancing import find_overloaded
 
 LONG = SamplingParams(temperature=0.0, max_tokens=4000)
-COUNT = 8
 
 
-@pytest.fixture(autouse=True)
-def hasty(monkeypatch):
+async def test_the_first_router_alone_moves_sequences_away_from_a_busy_worker(world, monkeypatch):
+    """What goes on counts as moved: while migrations are under way, the plan sees the loads that they will leave."""
     monkeypatch.setattr(rebalancer, "PERIOD_S", 0.02)
     monkeypatch.setattr(rebalancer, "REST_S", 0.1)
+    monkeypatch.setattr(rebalancing, "REST_S", 1000.0)
+    busy, asked, may_end = await world.worker(FakeRunner(step_s=0.01), lease_ms=10_000), [], asyncio.Event()
+    lease = {"lease_ms": 10_000}  # no router is the next one by a late renewal
+    await world.start(2, 3, step_s=0.01, router={"rebalance": True, **lease}, **lease)
+    busy = busy.listener.incarnation
 
+    def only_busy(router, decide):
+        def decided(model, tokens, salt, excluded, numerics="", lora="", pictures=""):
+            return decide(model, tokens, salt, excluded | (router.pool.links.keys() - {busy}), numerics)
 
-class Uneven:
-    """A world in which one worker runs COUNT sequences and two run none. What is asked for goes to `asked`."""
+        return decided
 
-    def __init__(self, world):
-        self.world, self.asked, self.answers, self.may_end = world, [], None, asyncio.Event()
-        self.may_end.set()
-
-    async def begin(self, *rebalance):
-        for _ in range(3):
-            await self.world.worker(FakeRunner(step_s=0.01), lease_ms=10_000)
-        for wanted in rebalance:
-            await self.world.router(rebalance=wanted, lease_ms=10_000)  # none is the next one by a late renewal
-        await self.world.ready()
-        self.busy = self.world.workers[0].listener.incarnation
-        for router in self.world.routers:
-            router.assigner.decide_placement = self._place(router, router.assigner.decide_placement)
-            for link in router.pool.links.values():
-                link.migrate = self._migrate_from(router, link)
-        self.tasks = await self.world.streams(self.world.client(), COUNT, LONG)
-
-    def _place(self, router, decide):
-        def only_busy(model, tokens, salt, excluded, numerics="", lora="", pictures=""):
-            others = {id for id in router.pool.links if id != self.busy}
-            return decide(model, tokens, salt, excluded | others, numerics)
-
-        return only_busy
-
-    def _migrate_from(self, router, link):
+    def migrating(router, link):
         async def migrate(seq_id, epoch, target, *, during_prefill=False):
-            self.asked.append((router, seq_id, link.incarnation, target))
-            await self.may_end.wait()
-            if self.answers is not None:
-                return MigrationReport(outcome=MigrationEnd.STAYED, failure=self.answers.failure())
+            asked.append((router, seq_id, link.incarnation, target))
+            await may_end.wait()
             return MigrationReport(outcome=MigrationEnd.MOVED, epoch=epoch + 1, target=target)
 
         return migrate
 
-    async def end(self):
-        for task in self.tasks:
-            task.cancel()
-        await asyncio.gather(*self.tasks, return_exceptions=True)
-
-
-@pytest.fixture
-async def uneven(world):
-    made = Uneven(world)
-    yield made
-    await made.end()
-
-
-async def test_the_first_router_alone_moves_sequences(uneven, monkeypatch):
-    monkeypatch.setattr(rebalancing, "REST_S", 1000.0)
-    await uneven.begin(True, True, True)
-    await uneven.world.until(lambda: len(uneven.asked) >= 2)
+    for router in world.routers:
+        router.assigner.decide_placement = only_busy(router, router.assigner.decide_placement)
+        for link in router.pool.links.values():
+            link.migrate = migrating(router, link)
+    tasks = await world.streams(world.client(), 8, LONG)
+    await world.until(lambda: len(asked) >= 2)
+    first = min(world.routers, key=lambda router: router.incarnation)
+    assert all(map(first.rebalancer._is_under_way, first.rebalancer._begun))
+    may_end.set()
+    await world.until(lambda: all(begun.ended_at for begun in first.rebalancer._begun))
+    await world.until(lambda: not any(map(first.rebalancer._is_under_way, first.rebalancer._begun)))
     await asyncio.sleep(0.3)
-    first = min(uneven.world.routers, key=lambda router: router.incarnation)
-    assert {router for router, *_ in uneven.asked} == {first}
-    assert {source for _, _, source, _ in uneven.asked} == {uneven.busy}
+    assert {(router, source) for router, _, source, _ in asked} == {(first, busy)}
     # Each pair of workers rests after a migration, so each of the other two gets one.
-    assert len(uneven.asked) == len({target for *_, target in uneven.asked}) == 2
-    assert len({seq_id for _, seq_id, _, _ in uneven.asked}) == 2
-
-
-async def test_the_next_router_takes_over_after_a_rest(uneven, monkeypatch):
-    await uneven.begin(True, True)
-    first, second = sorted(uneven.world.routers, key=lambda router: router.incarnation)
-    await uneven.world.until(lambda: uneven.asked)
-    monkeypatch.setattr(rebalancer, "REST_S", 0.6)
-    await uneven.world.stop_router(first)
-    ended = asyncio.get_running_loop().time()
-    await uneven.world.until(lambda: any(router is second for router, *_ in uneven.asked))
-    assert asyncio.get_running_loop().time() - ended > 0.5
-
-
-async def test_it_is_off_unless_asked_for(uneven):
-    await uneven.begin(False)
-    (router,) = uneven.world.routers
-    await uneven.world.until(lambda: find_overloaded(router.pool.snapshots()) == [uneven.busy])
-    await asyncio.sleep(0.5)
-    assert not uneven.asked
-
-
-async def test_what_goes_on_counts_as_moved(uneven):
-    """While the two migrations are under way, the plan sees the loads that they will leave."""
-    uneven.may_end.clear()
-    await uneven.begin(True)
-    (router,) = uneven.world.routers
-    await uneven.world.until(lambda: len(uneven.asked) == 2)
-    assert all(router.rebalancer._is_under_way(begun) for begun in router.rebalancer._begun)
-    uneven.may_end.set()
-    await uneven.world.until(lambda: all(begun.ended_at for begun in router.rebalancer._begun))
-    await uneven.world.until(lambda: not any(map(router.rebalancer._is_under_way, router.rebalancer._begun)))
+    assert len(asked) == len({target for *_, target in asked}) == len({seq_id for _, seq_id, *_ in asked}) == 2
+    await world.abandon(tasks)

@@ -1,10 +1,9 @@
 import dataclasses
-from collections.abc import Sequence
 from itertools import pairwise
 from math import inf
 
 import pytest
-from fleet_model import FleetFigures, FleetModel
+from fleet_model import FleetModel
 from hypothesis import given
 from hypothesis import strategies as st
 from worker_views import idle_view
@@ -30,7 +29,7 @@ NOW = 1000.0
 A, B, C = Incarnation("a"), Incarnation("b"), Incarnation("c")
 
 
-def sequence(name: str, num_blocks: int = 10, **changes: object) -> SequenceView:
+def sequence(name, num_blocks=10, **changes):
     view = SequenceView(
         seq_id=SequenceId(name),
         num_tokens=num_blocks * BLOCK_SIZE,
@@ -41,7 +40,7 @@ def sequence(name: str, num_blocks: int = 10, **changes: object) -> SequenceView
     return dataclasses.replace(view, **changes)  # type: ignore[arg-type]
 
 
-def worker(name: str, sequences: Sequence[SequenceView] = (), **changes: object) -> WorkerSnapshot:
+def worker(name, sequences=(), **changes):
     """A worker whose view says what its sequences say. What is no field of a snapshot changes its view."""
     fields = {field.name for field in dataclasses.fields(WorkerSnapshot)}
     of_view = {key: value for key, value in changes.items() if key not in fields}
@@ -79,7 +78,7 @@ USUALLY_FALSE = st.sampled_from([False, False, False, False, True])
 
 
 @st.composite
-def some_fleet(draw: st.DrawFn) -> list[WorkerSnapshot]:
+def some_fleet(draw):
     workers = []
     for name in "abcde"[: draw(st.integers(1, 5))]:
         drawn = draw(st.lists(A_SEQUENCE, max_size=draw(st.sampled_from([2, 25]))))
@@ -104,7 +103,7 @@ def some_fleet(draw: st.DrawFn) -> list[WorkerSnapshot]:
 
 
 @st.composite
-def some_past(draw: st.DrawFn, fleet: list[WorkerSnapshot]) -> list[PastMigration]:
+def some_past(draw, fleet):
     ids = [w.view.incarnation for w in fleet]
     names = [s.seq_id for w in fleet for s in w.sequences] or [SequenceId("gone")]
     migration = st.builds(
@@ -119,7 +118,7 @@ def some_past(draw: st.DrawFn, fleet: list[WorkerSnapshot]) -> list[PastMigratio
 
 
 @given(some_fleet(), st.data())
-def test_what_holds_for_every_plan(fleet: list[WorkerSnapshot], data: st.DataObject) -> None:
+def test_what_holds_for_every_plan(fleet, data):
     past = data.draw(some_past(fleet))
     proposed = plan_migrations(fleet, past, NOW)
     by_id = {w.view.incarnation: w for w in fleet}
@@ -140,9 +139,10 @@ def test_what_holds_for_every_plan(fleet: list[WorkerSnapshot], data: st.DataObj
         assert sum(NOW - m.at < RETURN_S for m in own) < MOVES_IN_RETURN_S and all(NOW - m.at >= REST_S for m in own)
     assert len({frozenset((m.source, m.target)) for m in proposed}) == len(proposed)
     assert len(proposed) <= max(0, AT_ONCE - sum(m.under_way for m in past))
+    assert plan_migrations(data.draw(st.permutations(fleet)), past, NOW) == proposed
 
 
-def test_a_sequence_rests_and_does_not_return() -> None:
+def test_a_sequence_rests_and_does_not_return():
     moved = PastMigration(SequenceId("s"), A, B, 100.0)
     for now, may_move, returns in ((105.0, False, True), (111.0, True, True), (100.0 + RETURN_S, True, False)):
         history = MigrationHistory([moved], now)
@@ -150,7 +150,7 @@ def test_a_sequence_rests_and_does_not_return() -> None:
         assert history.rests(B, A) == (now < 100.0 + REST_S) and not history.returns(sequence("s"), C)
 
 
-def after(fleet: list[WorkerSnapshot], migration: ProposedMigration) -> list[WorkerSnapshot]:
+def after(fleet, migration):
     """The fleet when that migration is done."""
     (moved,) = [s for w in fleet for s in w.sequences if s.seq_id == migration.seq_id]
     found = []
@@ -168,13 +168,13 @@ def after(fleet: list[WorkerSnapshot], migration: ProposedMigration) -> list[Wor
     return found
 
 
-def loads(fleet: list[WorkerSnapshot]) -> dict[Incarnation, float]:
+def loads(fleet):
     fastest = max((w.view.prefill_tokens_per_s for w in fleet if w.alive and w.view.available), default=0.0)
     return {w.view.incarnation: load_of(w.view, fastest / 2) for w in fleet}
 
 
 @given(some_fleet())
-def test_no_target_ends_busier_than_its_source(fleet: list[WorkerSnapshot]) -> None:
+def test_no_target_ends_busier_than_its_source(fleet):
     one_model = [dataclasses.replace(w, model="m") for w in fleet]
     state = one_model
     for migration in plan_migrations(one_model, [], NOW):
@@ -183,7 +183,7 @@ def test_no_target_ends_busier_than_its_source(fleet: list[WorkerSnapshot]) -> N
 
 
 @given(some_fleet())
-def test_an_undisturbed_fleet_comes_to_rest(fleet: list[WorkerSnapshot]) -> None:
+def test_an_undisturbed_fleet_comes_to_rest(fleet):
     """Without any memory of the past: the band alone must keep two workers from sending sequences to and fro."""
     quiet = [dataclasses.replace(w, draining=False) for w in fleet]
     num_sequences = sum(len(w.sequences) for w in quiet)
@@ -196,15 +196,10 @@ def test_an_undisturbed_fleet_comes_to_rest(fleet: list[WorkerSnapshot]) -> None
     pytest.fail("still moving")
 
 
-@given(some_fleet(), st.data())
-def test_the_order_of_workers_does_not_matter(fleet: list[WorkerSnapshot], data: st.DataObject) -> None:
-    assert plan_migrations(data.draw(st.permutations(fleet)), [], NOW) == plan_migrations(fleet, [], NOW)
-
-
 # ---- a modelled fleet ----------------------------------------------------------------------------------------------
 
 
-def check_moves(figures: FleetFigures) -> None:
+def check_moves(figures):
     """No sequence returns within a minute or moves twice in ten seconds, and no pair of workers does."""
     assert figures.began
     last: dict[frozenset[Incarnation], float] = {}
@@ -222,26 +217,26 @@ def check_moves(figures: FleetFigures) -> None:
     assert sum(len(moves) > 2 for moves in by_sequence.values()) <= 0.02 * len(by_sequence)
 
 
-def high_ratio(figures: FleetFigures) -> float:
+def high_ratio(figures):
     return figures.percentile(figures.ratios, 0.99)
 
 
-@pytest.mark.slow
-def test_evens_the_load_of_a_modelled_fleet() -> None:
+@pytest.mark.parametrize(
+    ("num_workers", "rate", "seed", "seconds"),
+    [
+        pytest.param(8, 6, 1, 400, marks=pytest.mark.slow),
+        *[
+            pytest.param(*each, 3600, marks=[pytest.mark.long, pytest.mark.timeout(600)])
+            for each in ((8, 6, 1), (8, 8, 2), (4, 3, 3))
+        ],
+    ],
+)
+def test_evens_the_load_of_a_modelled_fleet(num_workers, rate, seed, seconds):
     """Few prefixes are popular, so placement gives some workers more; few outputs are long."""
-    with_it = FleetModel(8, plan_migrations, seed=1, rate=6).run(600)
-    without = FleetModel(8, None, seed=1, rate=6).run(600)
+    with_it = FleetModel(num_workers, plan_migrations, seed, rate).run(seconds)
+    without = FleetModel(num_workers, None, seed, rate).run(seconds)
     assert high_ratio(with_it) <= 1.3 < high_ratio(without)
     check_moves(with_it)
-
-
-@pytest.mark.long
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize(("num_workers", "rate", "seed"), [(8, 6, 1), (8, 8, 2), (4, 3, 3)])
-def test_an_hour_of_a_modelled_fleet(num_workers: int, rate: float, seed: int) -> None:
-    with_it = FleetModel(num_workers, plan_migrations, seed, rate).run(3600)
-    without = FleetModel(num_workers, None, seed, rate).run(3600)
-    assert high_ratio(with_it) <= 1.3 < high_ratio(without)
-    check_moves(with_it)
-    assert len(with_it.began) < 0.05 * with_it.num_accepted
-    assert with_it.percentile(with_it.slowest_steps_ms, 0.99) < without.percentile(without.slowest_steps_ms, 0.99)
+    if seconds > 400:
+        assert len(with_it.began) < 0.05 * with_it.num_accepted
+        assert with_it.percentile(with_it.slowest_steps_ms, 0.99) < without.percentile(without.slowest_steps_ms, 0.99)

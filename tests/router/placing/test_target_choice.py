@@ -1,5 +1,4 @@
 import dataclasses
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -19,7 +18,7 @@ SEQUENCE = SequenceView(
 )
 
 
-def worker(name: str, *, of_view: dict[str, Any] | None = None, **changes: object) -> WorkerSnapshot:
+def worker(name, *, of_view=None, **changes):
     view = dataclasses.replace(IDLE, incarnation=Incarnation(name), worker_id=name, **(of_view or {}))  # type: ignore[arg-type]
     snapshot = WorkerSnapshot(view=view, model="m", layout="l")
     return dataclasses.replace(snapshot, **changes)  # type: ignore[arg-type]
@@ -35,7 +34,7 @@ def worker(name: str, *, of_view: dict[str, Any] | None = None, **changes: objec
         (worker("a", of_view={"context_tokens": 640}), "640"),
     ],
 )
-def test_says_why_a_worker_is_not_the_target(target: WorkerSnapshot, reason: str) -> None:
+def test_says_why_a_worker_is_not_the_target(target, reason):
     hits = {target.view.incarnation: HitCounts(640)}
     decision = choose_target(SEQUENCE, BLOCK_SIZE, [target, worker("b")], hits)
     assert decision.worker is not None and decision.worker.worker_id == "b"
@@ -50,9 +49,7 @@ def test_says_why_a_worker_is_not_the_target(target: WorkerSnapshot, reason: str
     num_branches=st.integers(1, 4),
     num_hit=st.integers(0, 120),
 )
-def test_room_is_never_promised_that_is_not_there(
-    num_free: int, num_cached: int, num_running: int, num_blocks: int, num_branches: int, num_hit: int
-) -> None:
+def test_room_is_never_promised_that_is_not_there(num_free, num_cached, num_running, num_blocks, num_branches, num_hit):
     view = dataclasses.replace(IDLE, num_free_blocks=num_free, num_cached_blocks=num_cached, num_running=num_running)
     sequence = dataclasses.replace(SEQUENCE, num_blocks=num_blocks, num_branches=num_branches)
     hit = HitCounts(num_hit * BLOCK_SIZE)

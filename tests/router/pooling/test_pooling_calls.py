@@ -3,9 +3,7 @@
 import asyncio
 import threading
 from array import array
-from collections.abc import Awaitable, Callable, Sequence
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -31,66 +29,53 @@ class CountingTokenizer(ByteTokenizer):
 
     num_tokens = 0
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text):
         self.num_tokens += len(text)
         return super().encode(text)
 
-    def encode_frame(self, text: str) -> list[int]:
+    def encode_frame(self, text):
         return [1]
 
 
 class Vectors:
     """Answers each prompt with a vector of its first two tokens."""
 
-    async def vectors(self, call: object, prompts: Sequence[list[int]]) -> list[PromptVector]:
+    async def vectors(self, call, prompts):
         return [PromptVector(i, floats_to_bytes(array("f", prompt[:2]))) for i, prompt in enumerate(prompts)]
 
 
 @pytest.fixture
-def model() -> Any:
+def model():
     pooling = ModelPooling(hidden_size=2)
-    return SimpleNamespace(
-        name="m", tokenizer=CountingTokenizer(), pooling=pooling, context_tokens=8192, vocab_size=256
-    )
+    sizes = {"context_tokens": 8192, "vocab_size": 256}
+    return SimpleNamespace(name="m", tokenizer=CountingTokenizer(), pooling=pooling, **sizes)
 
 
 @pytest.fixture
-def calls() -> PoolingCalls:
-    authorizer: Any = SimpleNamespace(current_tenant=lambda: "t", current_quota=lambda quota: NO_QUOTA)
-    nobody: Any = None
-    dispatcher: Any = Vectors()
-    return PoolingCalls(nobody, dispatcher, PoolingGate(QueueLimits()), authorizer)
+def calls():
+    authorizer = SimpleNamespace(current_tenant=lambda: "t", current_quota=lambda quota: NO_QUOTA)
+    return PoolingCalls(None, Vectors(), PoolingGate(QueueLimits()), authorizer)
 
 
-def judged(calls: PoolingCalls, model: Any) -> Awaitable[object]:
-    asked = AskedScores(left=[LONG], right=["d"] * MAX_INPUTS, method="qwen3", right_field="field")
-    return calls.score(model, asked, None)
+async def test_no_more_is_tokenized_than_a_call_may_have(calls, model):
+    judged = AskedScores(left=[LONG], right=["d"] * MAX_INPUTS, method="qwen3", right_field="field")
+    compared = AskedScores(left=["q"], right=TEXTS, right_field="field")
+    for ask in (
+        lambda: calls.score(model, judged, None),
+        lambda: calls.score(model, compared, None),
+        lambda: calls.embed(model, TEXTS, PoolingParams(), None, "field"),
+    ):
+        model.tokenizer.num_tokens = 0
+        with pytest.raises(InvalidArgument, match="tokens together") as raised:
+            await ask()
+        assert raised.value.field == "field"
+        assert model.tokenizer.num_tokens < MAX_CALL_TOKENS + 2 * len(LONG)
 
 
-def compared(calls: PoolingCalls, model: Any) -> Awaitable[object]:
-    return calls.score(model, AskedScores(left=["q"], right=TEXTS, right_field="field"), None)
+async def test_a_text_that_is_in_many_pairs_is_checked_once(calls, model, monkeypatch):
+    checked = []
 
-
-def embedded(calls: PoolingCalls, model: Any) -> Awaitable[object]:
-    return calls.embed(model, TEXTS, PoolingParams(), None, "field")
-
-
-@pytest.mark.parametrize("call", [judged, compared, embedded])
-async def test_no_more_is_tokenized_than_a_call_may_have(
-    calls: PoolingCalls, model: Any, call: Callable[[PoolingCalls, Any], Awaitable[object]]
-) -> None:
-    with pytest.raises(InvalidArgument, match="tokens together") as raised:
-        await call(calls, model)
-    assert raised.value.field == "field"
-    assert model.tokenizer.num_tokens < MAX_CALL_TOKENS + 2 * len(LONG)
-
-
-async def test_a_text_that_is_in_many_pairs_is_checked_once(
-    calls: PoolingCalls, model: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    checked = list[str]()
-
-    def check(text: str, field: str, **named: Any) -> str:
+    def check(text, field, **named):
         checked.append(field)
         return validate_text(text, field, **named)
 
@@ -99,23 +84,19 @@ async def test_a_text_that_is_in_many_pairs_is_checked_once(
     assert checked == ["left", "right[0]", "right[1]", "right[2]"]
 
 
-async def test_cosines_do_not_stop_the_event_loop(
-    calls: PoolingCalls, model: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_cosines_do_not_stop_the_event_loop(calls, model, monkeypatch):
     threads, cosines = [], vectors.cosines
-
-    def noting(*arguments: Any) -> list[float]:
-        threads.append(threading.current_thread())
-        return cosines(*arguments)
-
-    monkeypatch.setattr(vectors, "cosines", noting)
+    monkeypatch.setattr(
+        vectors, "cosines", lambda *each: (threads.append(threading.current_thread()), cosines(*each))[1]
+    )
     answer = await calls.score(model, AskedScores(left=["ab"], right=["ba", "ab", "ba"]), None)
     assert answer.scores == [vectors.cosine(b"ab", b"ba"), 1.0, vectors.cosine(b"ab", b"ba")]
     assert threads[0] is not threading.current_thread()
 
 
-async def test_what_is_refused_is_counted_once_by_its_reason_and_tenant(calls: PoolingCalls, model: Any) -> None:
-    refused = list[tuple[str, str]]()
+async def test_what_is_refused_is_counted_once_by_its_reason_and_tenant(calls, model):
+    """Also what comes while a router leaves, which waits for the calls that it has."""
+    refused = []
     calls._on_refusal = lambda error, tenant: refused.append((error.reason, tenant))
     for left, right, method in ((["a"], [], ""), (["a"], ["b"] * 3, "none"), (["a", "b"], ["c"], "qwen3")):
         with pytest.raises(InvalidArgument):
@@ -123,18 +104,12 @@ async def test_what_is_refused_is_counted_once_by_its_reason_and_tenant(calls: P
     for inputs in ([], [[999]], TEXTS):
         with pytest.raises(InvalidArgument):
             await calls.embed(model, inputs, PoolingParams(), None)
-    calls.gate.refuse_calls()
-    for ask in (lambda: calls.embed(model, ["a"], PoolingParams(), None), lambda: calls.score(model, PAIR, None)):
-        with pytest.raises(Draining):
-            await ask()
-    assert refused == [("INVALID_ARGUMENT", "t")] * 6 + [("DRAINING", "t")] * 2
-
-
-async def test_a_gate_is_empty_when_its_last_call_has_ended() -> None:
-    gate = PoolingGate(QueueLimits())
-    waiting = asyncio.create_task(gate.wait_until_empty())
-    with gate.admit("t", NO_QUOTA, 1, 10):
-        gate.refuse_calls()
-        await asyncio.sleep(0)
+    waiting = asyncio.create_task(calls.gate.wait_until_empty())
+    with calls.gate.admit("t", NO_QUOTA, 1, 10):
+        calls.gate.refuse_calls()
+        for ask in (lambda: calls.embed(model, ["a"], PoolingParams(), None), lambda: calls.score(model, PAIR, None)):
+            with pytest.raises(Draining):
+                await ask()
+        assert refused == [("INVALID_ARGUMENT", "t")] * 6 + [("DRAINING", "t")] * 2
         assert not waiting.done()
     await waiting

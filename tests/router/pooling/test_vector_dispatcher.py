@@ -1,101 +1,64 @@
 """The dispatcher alone: what calls that end early, or a worker that answers nonsense, leave behind."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
+from worker_views import idle_view
 
 from octavo.pooling.params import PoolingParams
 from octavo.request.errors import ServingError
 from octavo.request.ids import Incarnation
 from octavo.wire.pooling import PromptVector
-from router.fleet.worker_view import WorkerView
-from router.pooling.prompt_queue import VectorCall, WaitingPrompt
+from router.pooling.prompt_queue import VectorCall
 from router.pooling.vector_dispatcher import VectorDispatcher
 
 WORKER = Incarnation("w")
-MODEL: Any = SimpleNamespace(name="m")
 
 
 class OneWorker:
     """A pool of one worker. A call of it brings the vectors of `indexes`, and lasts unless these are bad."""
 
-    def __init__(self) -> None:
-        self.incarnation, self.worker_id = WORKER, "worker-0"
-        self.gone = asyncio.Event()
-        self.facts = SimpleNamespace(max_batch_tokens=4)
-        self.available = True
-        self.indexes = list[int]()
+    def __init__(self):
+        self.incarnation, self.worker_id, self.available = WORKER, "worker-0", True
+        self.gone, self.facts, self.indexes = asyncio.Event(), SimpleNamespace(max_batch_tokens=4), []
 
-    def views(self, model: object) -> list[WorkerView]:
-        counts = dict.fromkeys(("queued_tokens", "num_running", "num_waiting", "dispatched_tokens"), 0)
-        return [
-            WorkerView(
-                WORKER,
-                self.worker_id,
-                self.available,
-                "",
-                **counts,
-                num_dispatched=0,
-                num_free_blocks=100,
-                num_cached_blocks=0,
-                num_blocks=100,
-                block_size=16,
-                max_batch_sequences=8,
-                context_tokens=1000,
-            )
-        ]
+    def views(self, model):
+        return [idle_view(self.worker_id, incarnation=WORKER, available=self.available, max_batch_sequences=8)]
 
-    def find_link(self, incarnation: Incarnation) -> "OneWorker":
+    def find_link(self, incarnation):
         return self
 
-    async def pool(self, prompts: object, params: object, **named: object) -> AsyncIterator[list[PromptVector]]:
+    async def pool(self, prompts, params, **named):
         yield [PromptVector(index, bytes(4)) for index in self.indexes]
         await asyncio.Event().wait()
 
 
 @pytest.fixture
-def worker() -> OneWorker:
+def worker():
     return OneWorker()
 
 
 @pytest.fixture
-async def dispatcher(worker: OneWorker) -> AsyncIterator[VectorDispatcher]:
-    pool: Any = worker
-    made = VectorDispatcher(pool)
+async def dispatcher(worker):
+    made = VectorDispatcher(worker)
     yield made
     await made.close()
 
 
-def call_of(tenant: str = "t") -> VectorCall:
-    return VectorCall(MODEL, PoolingParams(), tenant, "")
+def call_of(tenant="t"):
+    return VectorCall(SimpleNamespace(name="m"), PoolingParams(), tenant, "")
 
 
-async def settled() -> None:
+async def settled():
     for _ in range(10):
         await asyncio.sleep(0)
 
 
-async def test_a_call_cancelled_before_it_begins_gives_back_its_share(dispatcher: VectorDispatcher) -> None:
-    prompt = WaitingPrompt(call_of(), [1, 2, 3], asyncio.get_running_loop().create_future(), num_losses=2)
-    dispatcher._queue.add(prompt)
-    dispatcher._send_waiting()
-    assert dispatcher._shares[WORKER].alone and dispatcher._shares[WORKER].num_tokens == 3
-    for task in dispatcher._tasks:
-        task.cancel()
-    await settled()
-    assert not dispatcher._tasks and not dispatcher._shares
-
-
-async def test_prompts_of_who_has_left_do_not_wait_behind_others(
-    dispatcher: VectorDispatcher, worker: OneWorker
-) -> None:
+async def test_prompts_of_who_has_left_do_not_wait_behind_others(dispatcher, worker):
     worker.available = False
-    stays = asyncio.create_task(dispatcher.vectors(call_of(), [[1]]))
-    leaves = asyncio.create_task(dispatcher.vectors(call_of(), [[2]] * 50))
-    other = asyncio.create_task(dispatcher.vectors(call_of("other"), [[3]]))
+    prompts = (("t", [[1]]), ("t", [[2]] * 50), ("other", [[3]]))
+    stays, leaves, other = [asyncio.create_task(dispatcher.vectors(call_of(t), each)) for t, each in prompts]
     await settled()
     assert len(dispatcher._queue) == 52
     leaves.cancel()
@@ -108,9 +71,7 @@ async def test_prompts_of_who_has_left_do_not_wait_behind_others(
 
 
 @pytest.mark.parametrize("indexes", [[7], [0, 0]])
-async def test_a_worker_that_answers_nonsense_hangs_no_call(
-    dispatcher: VectorDispatcher, worker: OneWorker, indexes: list[int], caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_worker_that_answers_nonsense_hangs_no_call(dispatcher, worker, indexes, caplog):
     worker.indexes = indexes
     with pytest.raises(ServingError, match="could not be read: KeyError"):
         await asyncio.wait_for(dispatcher.vectors(call_of(), [[1], [2]]), 5)
@@ -119,7 +80,7 @@ async def test_a_worker_that_answers_nonsense_hangs_no_call(
     assert "worker w could not be read" in caplog.text
 
 
-async def test_what_a_worker_without_a_lease_had_is_sent_again(dispatcher: VectorDispatcher, worker: OneWorker) -> None:
+async def test_what_a_worker_without_a_lease_had_is_sent_again(dispatcher, worker):
     waiting = asyncio.create_task(dispatcher.vectors(call_of(), [[1]]))
     await settled()
     assert not dispatcher.num_sent_again

@@ -23,15 +23,15 @@ def quick(monkeypatch):
         monkeypatch.setattr(module, "ROUND_S", 0.05)
 
 
-async def prefixes_of(admin) -> dict[str, admin_pb2.NamedPrefix]:
+async def prefixes_of(admin):
     listed = await admin.ListPrefixes(admin_pb2.ListPrefixesRequest())
     return {each.name: each for each in listed.prefixes}
 
 
-async def until_warm(world, admin, name: str, count: int) -> list[str]:
+async def until_warm(world, admin, name, count):
     """The workers that have it, once so many do and all routers know it."""
 
-    def warm(router) -> list[str]:
+    def warm(router):
         return [on for each in router.prefixes.all() if each.name == name for on in router.prefix_keeper.warm_on(each)]
 
     await world.until(lambda: all(len(warm(router)) == count for router in world.routers), timeout_s=30)
@@ -39,7 +39,7 @@ async def until_warm(world, admin, name: str, count: int) -> list[str]:
     return warm(world.routers[0])
 
 
-async def test_a_prefix_is_warm_before_it_is_asked_for(world):
+async def test_a_prefix_is_warm_before_it_is_asked_for_until_it_is_removed(world):
     await world.start(workers=3, routers=2)
     admin, client = world.admin(), world.client()
     added = await admin.AddPrefix(admin_pb2.AddPrefixRequest(name="sea", text=TEXT, workers=2))
@@ -55,6 +55,12 @@ async def test_a_prefix_is_warm_before_it_is_asked_for(world):
     await world.kill(world.workers[int(before[0].removeprefix("worker-"))])
     await world.until(lambda: before[0] not in world.routers[0].prefix_keeper.warm_on(one(world)), timeout_s=30)
     assert before[1] in await until_warm(world, admin, "sea", 2)
+    await world.until(lambda: all(each.workload.tables.cache.num_kept for each in world.workers))
+    await world.admin(1).RemovePrefix(admin_pb2.RemovePrefixRequest(name="sea"))
+    assert not await prefixes_of(admin)
+    with pytest.raises(NotFound, match="no prefix 'sea'"):
+        await client.complete("Who?", GREEDY, prefix="sea")
+    await world.until(lambda: not any(each.workload.tables.cache.kept for each in world.workers))
 
 
 def one(world):
@@ -62,23 +68,8 @@ def one(world):
     return prefix
 
 
-async def test_what_is_removed_is_known_nowhere(world):
-    await world.start(routers=2)
-    admin, other = world.admin(), world.admin(1)
-    await admin.AddPrefix(admin_pb2.AddPrefixRequest(name="sea", text=TEXT))
-    await until_warm(world, admin, "sea", 1)
-    await world.until(lambda: world.workers[0].workload.tables.cache.num_kept)
-    await other.RemovePrefix(admin_pb2.RemovePrefixRequest(name="sea"))
-    assert not await prefixes_of(admin)
-    with pytest.raises(NotFound, match="no prefix 'sea'"):
-        await world.client().complete("Who?", GREEDY, prefix="sea")
-    await world.until(lambda: not world.workers[0].workload.tables.cache.kept)
-
-
 async def test_half_of_a_worker_is_kept_at_most(world):
-    await world.worker(FakeRunner(step_s=0.001, num_blocks=16, block_size=16))
-    await world.router()
-    await world.ready()
+    await world.start([FakeRunner(step_s=0.001, num_blocks=16, block_size=16)])
     admin = world.admin()
     for name in ("a", "b"):
         await admin.AddPrefix(admin_pb2.AddPrefixRequest(name=name, text=name + TEXT[:95]))
@@ -118,14 +109,12 @@ async def test_bad_prefixes_are_refused_by_name(world):
 
 
 async def test_a_prefix_is_one_of_the_model_that_has_the_name_of_its_own_now(world):
-    old = await world.worker(FakeRunner(step_s=0.001, model="words"), lease_ms=2000)
-    await world.router()
-    await world.ready()
+    await world.start([FakeRunner(step_s=0.001, model="words")], lease_ms=2000)
     admin = world.admin()
     await admin.AddPrefix(admin_pb2.AddPrefixRequest(name="sea", text=TEXT, workers=2))
     await until_warm(world, admin, "sea", 1)
     before = one(world)
-    await world.kill(old)
+    await world.kill(world.workers[0])
     await world.worker(FakeRunner(step_s=0.001, model="words", vocab_size=900))
     await world.until(lambda: one(world).model != before.model, timeout_s=30)
     assert replace(one(world), model=before.model) == before

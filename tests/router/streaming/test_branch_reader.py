@@ -11,7 +11,7 @@ from octavo.request.hashing import extend_chain, prompt_chain
 from octavo.request.sampling import FinishReason
 from octavo.text.stop import TextStream
 from octavo.text.tokenizers.byte_tokenizer import ByteTokenizer
-from router.streaming.branch_reader import BranchPiece, BranchReader
+from router.streaming.branch_reader import BranchReader
 from router.streaming.resume_tokens import StreamPlace
 
 CHAIN = prompt_chain([1, 2])
@@ -19,11 +19,11 @@ TEXT = "naïve café 日本 stop here 🙂 and on"
 TOKENS = list(TEXT.encode())
 
 
-def reader(stops: tuple[str, ...] = ()) -> BranchReader:
+def reader(stops=()):
     return BranchReader(0, CHAIN, TextStream(ByteTokenizer().detokenizer(), stops=stops))
 
 
-def runs(rng: random.Random, count: int) -> list[tuple[int, int]]:
+def runs(rng, count):
     """Runs of tokens that cover all tokens, with overlaps and repetitions and without a gap."""
     reached, made = 0, []
     while reached < count:
@@ -65,13 +65,13 @@ def test_resuming_anywhere_continues_the_text_exactly(cut, with_stop):
         assert second.next_index == whole.next_index
 
 
-def read_all(branch: BranchReader, start: int) -> list[BranchPiece]:
+def read_all(branch, start):
     piece = branch.read_run(start, TOKENS[start:], None, FinishReason.NONE)
     end = None if branch.finish else branch.read_run(len(TOKENS), [], None, FinishReason.LENGTH)
     return [p for p in (piece, end) if p]
 
 
-def text(pieces: list[BranchPiece]) -> str:
+def text(pieces):
     return "".join(piece.text for piece in pieces)
 
 

@@ -1,12 +1,13 @@
 """What the journals have is left to the worker's stream for a moment, and no longer."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from accepted import accepted_sequence
 
 from octavo.request.errors import HistoryLost, NotFound, StoreUnavailable
-from octavo.request.record import Record, SequenceState, Snapshot, first_record
+from octavo.request.record import SequenceState, Snapshot, first_record
 from octavo.request.sampling import FinishReason, SamplingParams
 from octavo.text.stop import TextStream
 from octavo.text.tokenizers.byte_tokenizer import ByteTokenizer
@@ -23,12 +24,8 @@ RECORD = replace(first_record(accepted_sequence((1, 2), PARAMS)), state=Sequence
 class FakeStore:
     """A store with one record and one journal. A read fails if the next of `outages` says so."""
 
-    def __init__(self) -> None:
-        self.record: Record | None = RECORD
-        self.journal = b""
-        self.outages: list[bool] = []
-        self.num_reads = 0
-        self.generation = 1
+    def __init__(self):
+        self.record, self.journal, self.outages, self.num_reads, self.generation = RECORD, b"", [], 0, 1
         self.restarts = False  # whether the next read is the first one that is answered by a new generation
 
     async def read(self, seq_id, *, from_indexes):
@@ -42,32 +39,36 @@ class FakeStore:
         return Snapshot(replace(self.record), (), (tuple(self.journal[from_indexes[0] :]),), 1000)
 
 
-class FakeOwnerLink:
-    def __init__(self) -> None:
-        self.record, self.is_streaming = RECORD, True
-
-
 class Parts:
-    def __init__(self, start: StreamStart, *, stream_has_more: bool = False) -> None:
-        self.store, self.owner_link, self.deadline = FakeStore(), FakeOwnerLink(), RequestDeadline()
-        detokenizer = ByteTokenizer().detokenizer
-        self.delivery = Delivery(RECORD, PARAMS, lambda: TextStream.of_branch(detokenizer(), PARAMS, ()), start)
-        self.reader = JournalReader(
-            self.store, self.owner_link, self.delivery, self.deadline, stream_has_more=stream_has_more
-        )
+    def __init__(self, *places, stream_has_more=False):
+        self.store, owner_link = FakeStore(), SimpleNamespace(record=RECORD, is_streaming=True)
+        start = StreamStart(list(places)) if places else StreamStart(fresh=True)
+        self.delivery = Delivery(RECORD, PARAMS, self.text_stream, start)
+        deadline, more = RequestDeadline(), stream_has_more
+        self.reader = JournalReader(self.store, owner_link, self.delivery, deadline, stream_has_more=more)
 
-    async def read_and_deliver(self) -> bool:
+    @staticmethod
+    def text_stream():
+        return TextStream.of_branch(ByteTokenizer().detokenizer(), PARAMS, ())
+
+    async def read_and_deliver(self):
         reading = await self.reader.read_on()
         assert reading is not None
         return self.reader.deliver(reading)
 
-    def text(self) -> str:
+    def text(self):
         return "".join(piece.text for piece in iter(self.delivery.next_piece, None))
+
+    async def delivered(self, journal):
+        self.store.journal = journal
+        self.reader.distrust_stream()
+        assert await self.read_and_deliver()
+        assert self.text() == journal.decode()
 
 
 @pytest.fixture
-def parts() -> Parts:
-    return Parts(StreamStart(fresh=True))
+def parts():
+    return Parts()
 
 
 async def test_an_outage_is_borne_until_patience_ends(parts, monkeypatch):
@@ -81,7 +82,7 @@ async def test_an_outage_is_borne_until_patience_ends(parts, monkeypatch):
 @pytest.mark.parametrize("stream_has_more", [False, True])
 async def test_the_stream_is_waited_for_longer_if_it_has_more(monkeypatch, stream_has_more):
     """A slow machine is no reason to do without log probabilities that are on their way."""
-    parts = Parts(StreamStart(fresh=True), stream_has_more=stream_has_more)
+    parts = Parts(stream_has_more=stream_has_more)
     parts.store.journal = b"AB"
     assert [await parts.read_and_deliver() for _ in range(3)] == [False, not stream_has_more, not stream_has_more]
     monkeypatch.setattr(parts.reader, "_left_until", 0.0)  # its patience has ended
@@ -101,17 +102,15 @@ async def test_a_record_gone_too_early_is_lost(parts, monkeypatch):
         await parts.reader.read_on()
 
 
-async def delivered(parts, journal) -> None:
-    parts.store.journal = journal
-    parts.reader.distrust_stream()
-    assert await parts.read_and_deliver()
-    assert parts.text() == journal.decode()
-
-
-@pytest.mark.parametrize(("journal", "text"), [(b"ABCDEFG", "G"), (b"ABCdefgh", None)])
+@pytest.mark.parametrize(("journal", "text"), [(b"ABCDEFG", "G"), (b"ABCdefgh", None), (b"ended", None)])
 async def test_a_shorter_past_is_waited_for(parts, journal, text):
-    await delivered(parts, b"ABCDEF")
+    await parts.delivered(b"ABCDEF")
     parts.store.journal, parts.store.restarts = b"ABC", True
+    if journal == b"ended":  # nothing comes any more
+        parts.store.record = replace(RECORD, state=SequenceState.DONE, finishes=(FinishReason.LENGTH,))
+        with pytest.raises(HistoryLost, match="lost tokens"):
+            await parts.reader.read_on()
+        return
     for _ in range(2):
         parts.reader.distrust_stream()
         assert not await parts.read_and_deliver()
@@ -126,17 +125,9 @@ async def test_a_shorter_past_is_waited_for(parts, journal, text):
         assert parts.text() == text
 
 
-async def test_an_ended_shorter_past_is_lost_history(parts):
-    await delivered(parts, b"ABCDEF")
-    parts.store.record = replace(RECORD, state=SequenceState.DONE, finishes=(FinishReason.LENGTH,))
-    parts.store.journal, parts.store.restarts = b"ABC", True
-    with pytest.raises(HistoryLost, match="lost tokens"):
-        await parts.reader.read_on()
-
-
 async def test_a_short_journal_is_read_again(monkeypatch):
     monkeypatch.setattr(journal_reader, "REPAIR_S", 0.0)
-    parts = Parts(StreamStart([StreamPlace(5)]))
+    parts = Parts(StreamPlace(5))
     parts.store.journal = b"abcd"
     with pytest.raises(HistoryLost):
         await parts.reader.go_to_start()

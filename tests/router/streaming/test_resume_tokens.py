@@ -53,35 +53,24 @@ def test_no_other_length_is_read(request_id, places, tenant, more, data):
     until = data.draw(st.integers(0, len(token) - 1))
     for forged in (token[:at] + more + token[at:], token[:until], token[:at] + token[at + len(more) :]):
         if forged != token:
-            with pytest.raises(InvalidArgument):
+            with pytest.raises(InvalidArgument, match="resume_token"):
                 tokens.read_token(forged, tenant)
-
-
-@given(st.binary(max_size=200))
-def test_garbage_is_refused(garbage):
     with pytest.raises((InvalidArgument, ForeignToken), match="resume_token"):
-        ResumeTokens(b"k" * 32).read_token(garbage)
+        tokens.read_token(more)
 
 
-def test_tokens_of_other_keys_or_versions_are_foreign():
-    token = ResumeTokens(b"a" * 32).make_token(b"r", [StreamPlace(1, 2, 3)])
-    with pytest.raises(ForeignToken, match="request id"):
-        ResumeTokens(b"b" * 32).read_token(token)
-    with pytest.raises(ForeignToken):
-        ResumeTokens(b"a" * 32).read_token(bytes([1]) + token[1:])
-    with pytest.raises(InvalidArgument):
-        ResumeTokens(b"a" * 32).read_token(token[: HEAD.size + 15])
-
-
-def test_tokens_of_the_last_keys_are_read():
+def test_tokens_of_the_last_keys_are_read_and_no_others():
     tokens = ResumeTokens(b"0" * 32, generation=0)
     made = [tokens.make_token(b"r", [StreamPlace(1, 2, 3)])]
     for generation in range(1, 5):
         tokens.use_key(str(generation).encode() * 32, generation)
         made.append(tokens.make_token(b"r", [StreamPlace(1, 2, 3)]))
-    with pytest.raises(ForeignToken):
-        tokens.read_token(made[0])
     assert [tokens.read_token(token).generation for token in made[1:]] == [1, 2, 3, 4]
+    for foreign in (made[0], bytes([1]) + made[1][1:]):  # of a key that is forgotten, of another version
+        with pytest.raises(ForeignToken, match="request id"):
+            tokens.read_token(foreign)
+    with pytest.raises(InvalidArgument):
+        tokens.read_token(made[1][: HEAD.size + 15])
 
 
 def test_a_place_beyond_the_journal_is_lost_history():

@@ -12,7 +12,7 @@ from router.tools.call_grammars import forced_grammar
 from router.tools.formats import BY_NAME
 from router.tools.harmony import HarmonyParser
 from router.tools.output_parser import OutputParser
-from router.tools.parts import Content, Part
+from router.tools.parts import Content
 from router.tools.reasoning import BY_NAME as REASONING
 from router.tools.reasoning import ReasoningCounter
 from router.tools.sections.call_texts import json_calls, keyed_calls, python_calls, xml_calls
@@ -21,7 +21,7 @@ from router.tools.tool_message import SLICE, ToolMessage
 DEEP = "[" * 200_000 + "]" * 200_000
 
 
-def test_arguments_without_ends_take_no_long_time() -> None:
+def test_arguments_without_ends_take_no_long_time():
     begun = time.monotonic()
     keyed_calls("f" + "<arg_key></arg_key><arg_value>" * 1300, {})
     with pytest.raises(ValueError, match="no call"):
@@ -29,27 +29,19 @@ def test_arguments_without_ends_take_no_long_time() -> None:
     assert time.monotonic() - begun < 5
 
 
-def test_a_value_may_have_the_mark_of_a_key() -> None:
-    (call,) = keyed_calls("f\n<arg_key>a</arg_key>\n<arg_value>x <arg_key> y</arg_value>", {})
-    assert json.loads(call.arguments) == {"a": "x <arg_key> y"}
+def contents(parts):
+    return "".join(part.text for part in parts if isinstance(part, Content))
 
 
 @pytest.mark.parametrize("parser", [OutputParser(BY_NAME["hermes"], {}), HarmonyParser(has_tools=True)])
-def test_white_space_is_not_held_with_what_is_read_again(parser: OutputParser | HarmonyParser) -> None:
+def test_white_space_is_not_held_with_what_is_read_again(parser):
     for _ in range(100):
         assert parser.push(" " * 64) == []
         assert len(parser._held) < 64
-    said = "".join(part.text for part in [*parser.push("x"), *parser.finish()] if isinstance(part, Content))
-    assert said.strip() == "x"
-
-
-def test_white_space_inside_of_content_stays() -> None:
-    parser = OutputParser(BY_NAME["hermes"], {})
-    parts = [part for text in ("a", " ", "\n", " <", "b", "  ") for part in parser.push(text)] + parser.finish()
-    assert "".join(part.text for part in parts if isinstance(part, Content)) == "a \n <b  "
-
-
-def test_a_counter_keeps_no_white_space() -> None:
+    assert contents([*parser.push("x"), *parser.finish()]).strip() == "x"
+    inside = OutputParser(BY_NAME["hermes"], {})  # of content it stays
+    parts = [part for text in ("a", " ", "\n", " <", "b", "  ") for part in inside.push(text)] + inside.finish()
+    assert contents(parts) == "a \n <b  "
     counter = ReasoningCounter(b"<think>", b"</think>", False)
     counter.add([b" " * 64] * 100)
     assert counter._text == b""
@@ -57,23 +49,16 @@ def test_a_counter_keeps_no_white_space() -> None:
     assert counter.finish() == 103
 
 
-def test_a_whole_text_is_divided_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_whole_text_is_divided_in_slices(monkeypatch):
     message = ToolMessage(AskedTools({}), BY_NAME["hermes"], "r", 0, REASONING["think"])
-    sizes: list[int] = []
-    push = message._parser.push
-
-    def noted(text: str) -> list[Part]:
-        sizes.append(len(text))
-        return push(text)
-
-    monkeypatch.setattr(message._parser, "push", noted)
+    sizes, push = list[int](), message._parser.push
+    monkeypatch.setattr(message._parser, "push", lambda text: (sizes.append(len(text)), push(text))[1])
     text = "x" + "<tool_call>" * 3000
     assert message.whole(text, FinishReason.STOP)["content"] == text
-    assert max(sizes) <= SLICE
-    assert sum(sizes) == len(text)
+    assert max(sizes) <= SLICE and sum(sizes) == len(text)
 
 
-def test_surrogates_have_a_form_and_names_with_them_are_none() -> None:
+def test_surrogates_have_a_form_and_names_with_them_are_none():
     said = r'{"arguments":{"a":"\ud800"},"name":"f"}'
     calls = [*json_calls(said, {}), *python_calls(r'f(a="\ud800")', {})]
     calls += json_calls(json.dumps({"name": "f", "arguments": '{"a":"\ud800"}'}), {})
@@ -82,13 +67,22 @@ def test_surrogates_have_a_form_and_names_with_them_are_none() -> None:
         json_calls(r'{"name":"\ud800","arguments":{}}', {})
 
 
-@pytest.mark.parametrize("properties", [[], None, {"a": {"type": None}}, {"a": {"type": 5}}, {"a": 5}])
-def test_odd_schemas_leave_values_as_texts(properties: object) -> None:
-    (call,) = keyed_calls("f<arg_key>a</arg_key><arg_value>1</arg_value>", {"f": {"properties": properties}})
-    assert json.loads(call.arguments) == {"a": "1"}
+def test_odd_schemas_leave_values_as_texts_and_force_no_call():
+    for properties in ([], None, {"a": {"type": None}}, {"a": {"type": 5}}, {"a": 5}):
+        (call,) = keyed_calls("f<arg_key>a</arg_key><arg_value>1</arg_value>", {"f": {"properties": properties}})
+        assert json.loads(call.arguments) == {"a": "1"}
+    (call,) = keyed_calls("f\n<arg_key>a</arg_key>\n<arg_value>x <arg_key> y</arg_value>", {})
+    assert json.loads(call.arguments) == {"a": "x <arg_key> y"}, "a value may have the mark of a key"
+    odd = ({"required": None}, {"required": [[]]}, {"properties": {"a": {"type": "string", "enum": 5}}})
+    for schema in odd:
+        with pytest.raises(InvalidArgument):
+            forced_grammar(AskedTools({"f": schema}, ("f",)), BY_NAME["glm"], {})
+    for mode in ("auto", "required"):
+        with pytest.raises(InvalidArgument, match="at least one"):
+            read_choice({"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": []}}, {"f": ""}, True)
 
 
-def test_deep_values_are_no_calls() -> None:
+def test_deep_values_are_no_calls():
     with pytest.raises(ValueError, match="deep"):
         json_calls(json.dumps({"name": "f", "arguments": f'{{"a":{DEEP}}}'}), {})
     with pytest.raises(ValueError, match="deep"):
@@ -97,17 +91,3 @@ def test_deep_values_are_no_calls() -> None:
         )
     with pytest.raises(InvalidArgument):
         read_choice("auto", {"f": f'{{"a":{DEEP}}}'}, True)
-
-
-@pytest.mark.parametrize(
-    "schema", [{"required": None}, {"required": [[]]}, {"properties": {"a": {"type": "string", "enum": 5}}}]
-)
-def test_odd_schemas_are_refused_where_a_call_is_forced(schema: object) -> None:
-    with pytest.raises(InvalidArgument):
-        forced_grammar(AskedTools({"f": schema}, ("f",)), BY_NAME["glm"], {})
-
-
-@pytest.mark.parametrize("mode", ["auto", "required"])
-def test_allowed_tools_name_one(mode: str) -> None:
-    with pytest.raises(InvalidArgument, match="at least one"):
-        read_choice({"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": []}}, {"f": ""}, True)

@@ -1,7 +1,5 @@
 """Which formats are looked for: by the settings of a router, and by the templates of models."""
 
-import pytest
-
 from octavo.settings import router as settings
 from octavo.text.tokenizers.byte_tokenizer import ByteTokenizer
 from router.tools import formats, reasoning
@@ -9,7 +7,7 @@ from router.tools.asked_tools import AskedTools
 from router.tools.output_forms import OutputForms
 
 
-def tokenizer_with(template: str) -> ByteTokenizer:
+def tokenizer_with(template):
     tokenizer = ByteTokenizer()
     tokenizer.chat_template = tokenizer.template_with_tools = template
     return tokenizer
@@ -20,23 +18,23 @@ def test_settings_know_all_formats():
     assert sorted(settings.REASONING_PARSERS) == sorted(["auto", "none", *reasoning.BY_NAME])
 
 
-@pytest.mark.parametrize(
-    ("template", "names"),
-    [
-        ("{{ tools }}<tool_call>{% if enable_thinking %}<think></think>", ("hermes", "think")),
-        ("<tool_call><function=", ("qwen3_coder", "none")),
-        ("<|start|>assistant<|channel|>commentary<|message|><|call|>", ("harmony", "harmony")),
-        ("[TOOL_CALLS]x[ARGS] [THINK] [/THINK]", ("mistral_args", "mistral")),
-        ("<｜tool▁calls▁begin｜>function\n```json </think>", ("deepseek", "think")),
-        ("<｜tool▁calls▁begin｜></think>", ("deepseek_v31", "think")),
-        ("{{ message['tools'] }}<|/tool|>", ("phi4_mini", "none")),
-        ("as functools[{'name': ...}]", ("functools", "none")),
-        ("{{ tools }}", ("none", "none")),
-        ("", ("hermes", "none")),  # taught in a system message of ours
-    ],
-)
-def test_templates_say_their_formats(template, names):
-    assert OutputForms().names_of(tokenizer_with(template)) == names
+TEMPLATES = {
+    "{{ tools }}<tool_call>{% if enable_thinking %}<think></think>": ("hermes", "think"),
+    "<tool_call><function=": ("qwen3_coder", "none"),
+    "<|start|>assistant<|channel|>commentary<|message|><|call|>": ("harmony", "harmony"),
+    "[TOOL_CALLS]x[ARGS] [THINK] [/THINK]": ("mistral_args", "mistral"),
+    "<｜tool▁calls▁begin｜>function\n```json </think>": ("deepseek", "think"),
+    "<｜tool▁calls▁begin｜></think>": ("deepseek_v31", "think"),
+    "{{ message['tools'] }}<|/tool|>": ("phi4_mini", "none"),
+    "as functools[{'name': ...}]": ("functools", "none"),
+    "{{ tools }}": ("none", "none"),
+    "": ("hermes", "none"),  # taught in a system message of ours
+}
+
+
+def test_templates_say_their_formats():
+    for template, names in TEMPLATES.items():
+        assert OutputForms().names_of(tokenizer_with(template)) == names
 
 
 def test_settings_go_before_templates():

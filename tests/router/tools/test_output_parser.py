@@ -10,7 +10,7 @@ from effort import draws
 from router.tools.formats import BY_NAME, FORMATS
 from router.tools.harmony import HarmonyCounter, HarmonyParser
 from router.tools.output_parser import OutputParser
-from router.tools.parts import CallArguments, CallStart, Content, FunctionCall, Part, Reasoning
+from router.tools.parts import CallArguments, CallStart, Content, FunctionCall, Reasoning
 from router.tools.reasoning import BY_NAME as REASONING
 from router.tools.sections.json_section import JsonShape
 
@@ -18,15 +18,15 @@ SCHEMAS = {"weather": {"properties": {"city": {"type": "string"}, "days": {"type
 PARIS, ROME = {"city": 'Pa\u00efs </x> "q"', "days": 3}, {"city": "Rome", "days": 1}
 
 
-def calls(*arguments: object) -> list[FunctionCall]:
+def calls(*arguments):
     return [FunctionCall("weather", json.dumps(each, ensure_ascii=False)) for each in arguments]
 
 
-def js(arguments: object) -> str:
+def js(arguments):
     return json.dumps(arguments, ensure_ascii=False)
 
 
-def one(arguments: object, key: str = "arguments") -> str:
+def one(arguments, key="arguments"):
     return f'{{"name": "weather", "{key}": {js(arguments)}}}'
 
 
@@ -74,7 +74,7 @@ WRITTEN = {
 }  # fmt: skip
 
 
-def joined(parts: list[Part]) -> list[object]:
+def joined(parts):
     """Parts, with those of one kind that follow one another as one, and whole calls."""
     found: list[object] = []
     for part in parts:
@@ -91,9 +91,7 @@ def joined(parts: list[Part]) -> list[object]:
     return found
 
 
-def parsed(
-    name: str, pieces: list[str], *, was_cut: bool = False, thinks: str = "", inside: bool = False
-) -> list[object]:
+def parsed(name, pieces, *, was_cut=False, thinks="", inside=False):
     if name == "harmony":
         parser = HarmonyParser(has_tools=True)
     else:
@@ -104,38 +102,29 @@ def parsed(
     return joined(parts)
 
 
-def divided(rng: random.Random, text: str) -> list[str]:
+def divided(rng, text):
     cuts = sorted(rng.choices(range(len(text) + 1), k=rng.choice([0, 1, 3, 10, len(text)])))
     return [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
 
 
 @pytest.mark.parametrize("name", [each.name for each in FORMATS])
-def test_each_format_says_the_calls_that_were_written(name: str):
+def test_each_format_says_the_calls_that_were_written(name):
     assert parsed(name, [WRITTEN[name]]) == calls(PARIS, ROME)
 
 
-def scraps_of(name: str) -> list[str]:
+def scraps_of(name):
     """Texts of which outputs are made that are hard to read."""
     tools, written = BY_NAME[name], WRITTEN[name]
     plain = [" ", "\n", "<", "<tool", "[", "{", "}", '"', "\\", ",", "<th", "think>", "text", "é", '{"name"', "'"]
     halves = [written[: len(written) // 2], written[len(written) // 2 :], written[: len(written) // 5]]
-    return [
-        *plain,
-        *halves,
-        written,
-        *tools.begins,
-        tools.end,
-        "<think>",
-        "</think>",
-        '"arguments": {"a": 1}}',
-        "[ARGS]",
-    ]
+    marks = [*tools.begins, tools.end, "<think>", "</think>", '"arguments": {"a": 1}}', "[ARGS]"]
+    return [*plain, *halves, written, *marks]
 
 
 @pytest.mark.scaled
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", [each.name for each in FORMATS])
-def test_any_division_says_the_same(name: str):
+def test_any_division_says_the_same(name):
     rng, scraps = random.Random(name), scraps_of(name)
     for _ in range(draws(400, 25_000)):
         text = "".join(rng.choices(scraps, k=rng.randrange(1, 8)))
@@ -146,7 +135,7 @@ def test_any_division_says_the_same(name: str):
 
 
 @pytest.mark.parametrize("name", [each.name for each in FORMATS if isinstance(each.body, JsonShape)])
-def test_arguments_are_sent_as_they_come(name: str):
+def test_arguments_are_sent_as_they_come(name):
     told, sent = [], ""
     parser = HarmonyParser(has_tools=True) if name == "harmony" else OutputParser(BY_NAME[name], SCHEMAS)
     for character in WRITTEN[name]:
@@ -167,11 +156,6 @@ def test_a_call_may_be_written_in_other_ways():
         f'<tool_call>{{"name": "weather", "arguments": {js(ROME)}</tool_call>',
     ):
         assert parsed("hermes", [text]) == calls(ROME), text
-    assert parsed("mistral", [f"[TOOL_CALLS]weather[ARGS]{js(PARIS)}[TOOL_CALLS]weather[ARGS]{js(ROME)}"]) == calls(
-        PARIS, ROME
-    )
-    fenced = f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n```json\n{js(ROME)}\n```<｜tool▁call▁end｜>"
-    assert parsed("deepseek", [D.format(fenced)]) == calls(ROME)
 
 
 def test_values_of_gemma_are_texts_numbers_lists_and_objects():
@@ -184,11 +168,6 @@ def test_values_of_gemma_are_texts_numbers_lists_and_objects():
         assert parsed("gemma4", [whole]) == [Content(whole)], broken
 
 
-def test_a_mark_inside_of_a_string_ends_nothing():
-    arguments = {"city": "</tool_call>"}
-    assert parsed("hermes", [f"<tool_call>{one(arguments)}</tool_call>so"]) == [*calls(arguments), Content("so")]
-
-
 def test_reasoning_stands_before_content_and_calls():
     text = "<think>\nHm.\n</think>\n\nLook:\n" + WRITTEN["hermes"]
     assert parsed("hermes", [text], thinks="think") == [Reasoning("Hm."), Content("Look:"), *calls(PARIS, ROME)]
@@ -197,38 +176,27 @@ def test_reasoning_stands_before_content_and_calls():
 
 
 def test_what_is_no_call_stays_content():
-    for text in (
-        "<tool_call>nothing</tool_call> so",
-        "a <tool_call>{",
-        'see {"name": "weather"} there',
-        "[1] is first",
-    ):
+    marked = {"city": "</tool_call>"}  # inside of a string it ends nothing
+    assert parsed("hermes", [f"<tool_call>{one(marked)}</tool_call>so"]) == [*calls(marked), Content("so")]
+    no_calls = "<tool_call>nothing</tool_call> so", "a <tool_call>{", 'see {"name": "weather"} there', "[1] is first"
+    for text in no_calls:
         for name in ("hermes", "llama3_json", "pythonic"):
             assert parsed(name, [text]) == [Content(text)], (name, text)
 
 
-def strict_json(text: str) -> object:
-    def refuse(word: str) -> None:
-        raise AssertionError(f"{word} is no JSON")
-
-    return json.loads(text, parse_constant=refuse)
-
-
-@pytest.mark.parametrize(("value", "is_json"), [("NaN", False), ("-Infinity", False), ("1e999", True), ('"NaN"', True)])
-def test_arguments_that_are_read_are_valid_json(value: str, is_json: bool):
+def test_arguments_that_are_read_are_valid_json():
     """What is no JSON makes no call where an object says it, and is a text where it stands between marks."""
-    written = f'<tool_call>{{"arguments": {{"days": {value}}}, "name": "weather"}}</tool_call>'
-    (part,) = parsed("hermes", [written])
-    if is_json:
-        assert isinstance(part, FunctionCall)
-        strict_json(part.arguments)
-    else:
-        assert part == Content(written)
-    (part,) = parsed(
-        "glm", [f"<tool_call>weather\n<arg_key>days</arg_key>\n<arg_value>{value}</arg_value>\n</tool_call>"]
-    )
-    assert isinstance(part, FunctionCall)
-    strict_json(part.arguments)
+
+    def strict_json(text):
+        return json.loads(text, parse_constant=pytest.fail)
+
+    for value, is_json in (("NaN", False), ("-Infinity", False), ("1e999", True), ('"NaN"', True)):
+        written = f'<tool_call>{{"arguments": {{"days": {value}}}, "name": "weather"}}</tool_call>'
+        (part,) = parsed("hermes", [written])
+        assert strict_json(part.arguments) if is_json else part == Content(written)
+        keyed = f"weather\n<arg_key>days</arg_key>\n<arg_value>{value}</arg_value>\n"
+        (part,) = parsed("glm", [f"<tool_call>{keyed}</tool_call>"])
+        assert strict_json(part.arguments)
 
 
 def test_a_call_that_was_cut_has_the_arguments_that_came():
@@ -245,42 +213,35 @@ ANALYSIS = "<|channel|>analysis<|message|>Hm, <|not.<|end|>"
 
 
 def test_channels_of_harmony_are_reasoning_calls_and_content():
-    text = ANALYSIS + f"<|start|>assistant{HEAD}{js(ROME)}<|call|>"
-    assert parsed("harmony", [text]) == [Reasoning("Hm, <|not."), *calls(ROME)]
-    assert parsed("harmony", [ANALYSIS + "<|start|>assistant<|channel|>final<|message|>Yes"]) == [
-        Reasoning("Hm, <|not."),
-        Content("Yes"),
-    ]
-    other = f" to=functions.weather<|channel|>commentary json<|message|>{js(ROME)}"
-    assert parsed("harmony", [other]) == calls(ROME)
-    assert parsed("harmony", ["<|channel|>commentary to=functions.weather<|message|>"]) == calls({})
-    assert parsed("harmony", ["plain"]) == [Content("plain")]
-    assert parsed("harmony", ["<|channel|>" + "x" * 600]) == [Content("<|channel|>" + "x" * 600)]
+    other, long = f" to=functions.weather<|channel|>commentary json<|message|>{js(ROME)}", "<|channel|>" + "x" * 600
+    hm = Reasoning("Hm, <|not.")
+    for text, said in (
+        (f"{ANALYSIS}<|start|>assistant{HEAD}{js(ROME)}<|call|>", [hm, *calls(ROME)]),
+        (f"{ANALYSIS}<|start|>assistant<|channel|>final<|message|>Yes", [hm, Content("Yes")]),
+        (other, calls(ROME)),
+        ("<|channel|>commentary to=functions.weather<|message|>", calls({})),
+        ("plain", [Content("plain")]),
+        (long, [Content(long)]),
+    ):
+        assert parsed("harmony", [text]) == said
     assert HarmonyParser(has_tools=False).push(other) == [Content(js(ROME))]
 
 
 MARKS = re.compile(r"(<[|/]?[a-z]+[|]?>)")
 
 
-@pytest.mark.parametrize(
-    ("counter", "text", "counted"),
-    [
-        (
-            HarmonyCounter(),
-            ANALYSIS + "<|start|>assistant<|channel|>final<|message|>Yes",
-            len("analysisHm, <|not.") + 3,
-        ),
-        (HarmonyCounter(), "<|channel|>final<|message|>Yes", 0),
-        (REASONING["think"].counter(False), " <think>Hm</think>Yes</think>", 5),
-        (REASONING["think"].counter(False), "<think>Hm", 3),
-        (REASONING["think"].counter(True), "Hm</think>Yes", 3),
-        (REASONING["think"].counter(False), "Hm</think>Yes", 0),
-        (REASONING["think"].counter(False), "<thi", 0),
-    ],
-)
-def test_tokens_of_reasoning_are_counted_one_by_one(counter, text, counted):
+def test_tokens_of_reasoning_are_counted_one_by_one():
     """A token is a mark, or a character."""
-    tokens = [each for part in MARKS.split(text) for each in ([part] if MARKS.fullmatch(part) else part)]
-    for token in tokens:
-        counter.add([token.encode()])
-    assert counter.finish() == counted
+    think, final = REASONING["think"], "<|channel|>final<|message|>Yes"
+    for counter, text, counted in (
+        (HarmonyCounter(), f"{ANALYSIS}<|start|>assistant{final}", len("analysisHm, <|not.") + 3),
+        (HarmonyCounter(), final, 0),
+        (think.counter(False), " <think>Hm</think>Yes</think>", 5),
+        (think.counter(False), "<think>Hm", 3),
+        (think.counter(True), "Hm</think>Yes", 3),
+        (think.counter(False), "Hm</think>Yes", 0),
+        (think.counter(False), "<thi", 0),
+    ):
+        for token in [each for part in MARKS.split(text) for each in ([part] if MARKS.fullmatch(part) else part)]:
+            counter.add([token.encode()])
+        assert counter.finish() == counted

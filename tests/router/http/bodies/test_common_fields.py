@@ -1,11 +1,8 @@
 """Fields of both endpoints that vLLM has, against routers and workers in this process."""
 
-import logging
-
 import pytest
 
 from octavo.v1 import inference_pb2
-from router.http.bodies.chat_body import read_chat
 from router.http.bodies.completion_body import read_completion
 
 PROMPT = list(range(3, 40))
@@ -13,96 +10,49 @@ GREEDY = {"prompt": PROMPT, "temperature": 0, "max_tokens": 20}
 PATH = "/v1/completions"
 
 
-@pytest.mark.parametrize(
-    ("value", "name"),
-    [
+async def test_log_probabilities_of_prompts_have_the_shape_of_vllm(post):
+    body = {"prompt": "Once", "temperature": 0, "max_tokens": 2, "prompt_logprobs": 2, "n": 2}
+    choices = (await post(PATH, body)).object["choices"]
+    assert choices[0]["prompt_logprobs"] == choices[1]["prompt_logprobs"]
+    first, *rest = choices[0]["prompt_logprobs"]
+    assert first is None
+    for char, entries in zip("nce", rest, strict=True):
+        assert entries[str(ord(char))]["decoded_token"] == char
+    plain = (await post(PATH, {**body, "prompt_logprobs": None})).object
+    assert "prompt_logprobs" not in plain["choices"][0]
+    other = await post(PATH, {**body, "n": 1, "logprobs": 1, "echo": True})
+    assert (other.status, other.error["param"]) == (400, "prompt_logprobs")
+
+
+def test_a_priority_may_be_a_number():
+    named = (
         (0, "DEFAULT"),
         (-7, "INTERACTIVE"),
         (3.0, "BULK"),
         (2**63, "BULK"),
         ("system", "SYSTEM"),
         ("bulk", "BULK"),
-    ],
-)
-def test_a_priority_may_be_a_number(value, name):
-    request = read_completion({"prompt": "x", "priority": value}).request
-    assert request.priority == inference_pb2.Priority.Value(f"PRIORITY_{name}")
+    )
+    for value, name in named:
+        request = read_completion({"prompt": "x", "priority": value}).request
+        assert request.priority == inference_pb2.Priority.Value(f"PRIORITY_{name}")
 
 
-def test_a_top_k_of_minus_one_is_none():
-    request = read_chat({"messages": [{"role": "user", "content": "x"}], "top_k": -1}).request
-    assert request.sampling.HasField("top_k")
-    assert request.sampling.top_k == 0
-
-
-async def test_greedy_outputs_are_equal(world, call):
-    await world.start()
-    one = (await call("POST", PATH, GREEDY)).object["choices"][0]["text"]
-    for more in ({"n": 3}, {"n": 2, "best_of": 4}):
-        choices = (await call("POST", PATH, {**GREEDY, **more})).object["choices"]
-        assert [choice["text"] for choice in choices] == [one] * more["n"]
-
-
-async def test_answers_and_chunks_name_the_model_by_content(world, call):
-    await world.start()
-    whole = (await call("POST", PATH, GREEDY)).object
-    chunks = (await call("POST", PATH, {**GREEDY, "stream": True})).chunks
-    (model,) = world.routers[0].models.list_models()
-    assert {whole["system_fingerprint"], *(chunk["system_fingerprint"] for chunk in chunks)} == {model.fingerprint}
-
-
-async def test_the_prompt_is_cut_from_the_left(world, call):
-    await world.start()
-    context = world.routers[0].models.list_models()[0].context_tokens
-    last = (await call("POST", PATH, {**GREEDY, "prompt": PROMPT[-5:]})).object
-    for prompt in (PROMPT, PROMPT * context):  # the second is longer than the context
-        cut = (await call("POST", PATH, {**GREEDY, "prompt": prompt, "truncate_prompt_tokens": 5})).object
-        assert cut["usage"]["prompt_tokens"] == 5
-        assert cut["choices"][0]["text"] == last["choices"][0]["text"]
-    fitting = await call("POST", PATH, {**GREEDY, "prompt": PROMPT * context, "truncate_prompt_tokens": -1})
-    assert fitting.object["usage"]["prompt_tokens"] == context - 20
-    echoed = {"prompt": "abcdef", "max_tokens": 1, "echo": True, "truncate_prompt_tokens": 2}
-    assert (await call("POST", PATH, echoed)).object["choices"][0]["text"].startswith("ef")
-
-
-async def test_log_probabilities_of_prompts_have_the_shape_of_vllm(world, call):
-    await world.start()
-    body = {"prompt": "Once", "temperature": 0, "max_tokens": 2, "prompt_logprobs": 2, "n": 2}
-    choices = (await call("POST", PATH, body)).object["choices"]
-    assert choices[0]["prompt_logprobs"] == choices[1]["prompt_logprobs"]
-    first, *rest = choices[0]["prompt_logprobs"]
-    assert first is None
-    for char, entries in zip("nce", rest, strict=True):
-        assert entries[str(ord(char))]["decoded_token"] == char
-    plain = (await call("POST", PATH, {**body, "prompt_logprobs": None})).object
-    assert "prompt_logprobs" not in plain["choices"][0]
-    other = await call("POST", PATH, {**body, "n": 1, "logprobs": 1, "echo": True})
-    assert (other.status, other.error["param"]) == (400, "prompt_logprobs")
-
-
-async def test_the_name_that_a_client_gives_is_in_the_answer_and_the_log(world, call, caplog):
-    await world.start()
-    with caplog.at_level(logging.INFO):
-        first, second = [await call("POST", PATH, GREEDY, x_request_id="trace-7") for _ in range(2)]
-    assert first.headers["x-request-id"] == second.headers["x-request-id"] == "trace-7"
+async def test_every_answer_repeats_the_name_that_a_client_gives(call, post):
+    first, second = [await post(PATH, GREEDY, x_request_id="trace-7") for _ in range(2)]
     assert first.object["id"] != second.object["id"]
     assert first.headers["x-octavo-request-id"] == first.object["id"]
-    refused = await call("POST", PATH, {}, x_request_id="trace-8")
-    assert (refused.status, refused.headers["x-request-id"]) == (400, "trace-8")
-    unfit = await call("POST", PATH, GREEDY, x_request_id="x" * 129)
+    unfit = await post(PATH, GREEDY, x_request_id="x" * 129)
     assert unfit.headers["x-request-id"] == unfit.object["id"]
-
-
-async def test_every_answer_repeats_the_name_that_a_client_gives(world, call):
-    await world.start()
-    named = (await call("POST", PATH, GREEDY)).object["id"]
     for method, path, body, status in (
+        ("POST", PATH, GREEDY, 200),
+        ("POST", PATH, {}, 400),
         ("POST", "/v1/embeddings", {"input": "x"}, 200),
         ("POST", "/rerank", {"query": "q", "documents": ["a"]}, 200),
         ("POST", "/score", {}, 400),
         ("POST", "/tokenize", {"prompt": "x"}, 200),
         ("GET", "/v1/models", None, 200),
-        ("GET", f"/v1/requests/{named}", None, 200),
+        ("GET", f"/v1/requests/{first.object['id']}", None, 200),
         ("GET", "/v1/requests/never", None, 404),
         ("GET", "/version", None, 200),
         ("POST", "/v1/load_lora_adapter", {}, 403),
@@ -114,12 +64,11 @@ async def test_every_answer_repeats_the_name_that_a_client_gives(world, call):
         assert answer.headers.get("x-octavo-request-id", "") != "trace-9"
 
 
-async def test_a_budget_for_thinking_needs_a_model_that_thinks(world, call):
-    await world.start()
+async def test_a_budget_for_thinking_needs_a_model_that_thinks(post):
     for name in ("thinking_budget", "thinking_token_budget"):
-        refused = await call("POST", PATH, {**GREEDY, name: 3})
+        refused = await post(PATH, {**GREEDY, name: 3})
         assert (refused.status, refused.error["param"]) == (400, "thinking_budget")
-        assert (await call("POST", PATH, {**GREEDY, name: 3, "thinking_end_ids": [7]})).status == 200
+        assert (await post(PATH, {**GREEDY, name: 3, "thinking_end_ids": [7]})).status == 200
 
 
 CHAT = {"messages": [{"role": "user", "content": "Hello"}], "temperature": 1, "seed": 5, "max_tokens": 6, "n": 2}
@@ -130,35 +79,33 @@ def in_choices(answer):
     return [choice.get("prompt_token_ids") for choice in answer["choices"]]
 
 
-async def test_token_ids_of_the_prompt_are_shown_once(world, call, templates):
+async def test_token_ids_of_the_prompt_are_shown_once(templates, post):
     """In each choice of a completion, beside the choices of a chat; in a stream, in the first chunk of these."""
-    await world.start()
     body = {**COMPLETION, "return_token_ids": True, "truncate_prompt_tokens": 7}
-    assert in_choices((await call("POST", PATH, {**body, "truncation_side": "left"})).object) == [PROMPT[-7:]] * 2
-    assert in_choices((await call("POST", PATH, {**body, "truncation_side": "right"})).object) == [PROMPT[:7]] * 2
-    chunks = (await call("POST", PATH, {**body, "stream": True})).chunks
+    assert in_choices((await post(PATH, {**body, "truncation_side": "left"})).object) == [PROMPT[-7:]] * 2
+    assert in_choices((await post(PATH, {**body, "truncation_side": "right"})).object) == [PROMPT[:7]] * 2
+    chunks = (await post(PATH, {**body, "stream": True})).chunks
     for index in range(2):
         shown = [ids for chunk in chunks for ids in in_choices(chunk) if chunk["choices"][0]["index"] == index]
         assert shown == [PROMPT[-7:]] + [None] * (len(shown) - 1)
-    several = (await call("POST", PATH, {**COMPLETION, "return_token_ids": True, "prompt": ["ab", "c"]})).object
+    several = (await post(PATH, {**COMPLETION, "return_token_ids": True, "prompt": ["ab", "c"]})).object
     assert in_choices(several) == [[*b"ab"]] * 2 + [[*b"c"]] * 2
 
     path, prompt = "/v1/chat/completions", [*b"u:Hello\n"]
-    whole = (await call("POST", path, {**CHAT, "return_token_ids": True})).object
+    whole = (await post(path, {**CHAT, "return_token_ids": True})).object
     assert whole["prompt_token_ids"] == prompt
     assert in_choices(whole) == [None] * 2
-    first, *others = (await call("POST", path, {**CHAT, "return_token_ids": True, "stream": True})).chunks
+    first, *others = (await post(path, {**CHAT, "return_token_ids": True, "stream": True})).chunks
     assert first["prompt_token_ids"] == prompt
     assert not any("prompt_token_ids" in chunk for chunk in others)
-    assert "prompt_token_ids" not in (await call("POST", path, CHAT)).object
+    assert "prompt_token_ids" not in (await post(path, CHAT)).object
 
 
 @pytest.mark.parametrize(("path", "body"), [(PATH, COMPLETION), ("/v1/chat/completions", CHAT)])
-async def test_each_chunk_may_have_the_usage_of_its_choice(world, call, templates, path, body):
-    await world.start()
+async def test_each_chunk_may_have_the_usage_of_its_choice(templates, path, body, post):
     options = {"include_usage": True, "continuous_usage_stats": True}
     asked = {**body, "stream": True, "return_token_ids": True}
-    *chunks, last = (await call("POST", path, {**asked, "stream_options": options})).chunks
+    *chunks, last = (await post(path, {**asked, "stream_options": options})).chunks
     num_tokens = [0, 0]
     for chunk in chunks:
         (choice,) = chunk["choices"]
@@ -167,40 +114,33 @@ async def test_each_chunk_may_have_the_usage_of_its_choice(world, call, template
         shown["total_tokens"] += num_tokens[choice["index"]]
         assert chunk["usage"] == {**shown, "completion_tokens": num_tokens[choice["index"]]}
     assert last["usage"]["completion_tokens"] == sum(num_tokens) == 12
-    alone = await call("POST", path, {**asked, "stream_options": {"continuous_usage_stats": True}})
+    alone = await post(path, {**asked, "stream_options": {"continuous_usage_stats": True}})
     assert all("usage" not in chunk for chunk in alone.chunks)
 
 
-async def test_a_beam_search_has_the_name_of_vllm(world, call):
-    await world.start()
+async def test_a_beam_search_has_the_name_of_vllm(post):
     beams = {**GREEDY, "n": 3, "length_penalty": 0.5}
     found, same = [
-        (await call("POST", PATH, {**beams, **name})).object["choices"]
+        (await post(PATH, {**beams, **name})).object["choices"]
         for name in ({"use_beam_search": True, "early_stopping": False}, {"beam_width": 3})
     ]
-    assert found == same
-    assert len(found) == 3
-    streamed = dict.fromkeys(range(3), "")
-    for chunk in (await call("POST", PATH, {**beams, "use_beam_search": True, "stream": True})).chunks:
-        (choice,) = chunk["choices"]
-        streamed[choice["index"]] += choice["text"]
-    assert [*streamed.values()] == [choice["text"] for choice in same]
-    one = await call("POST", PATH, {**GREEDY, "temperature": 1, "use_beam_search": True})
-    assert one.object["choices"] == (await call("POST", PATH, GREEDY)).object["choices"]
-    drawn = await call("POST", PATH, {**beams, "use_beam_search": True, "top_p": 0.5})
+    assert found == same and len(found) == 3
+    one = await post(PATH, {**GREEDY, "temperature": 1, "use_beam_search": True})
+    assert one.object["choices"] == (await post(PATH, GREEDY)).object["choices"]
+    drawn = await post(PATH, {**beams, "use_beam_search": True, "top_p": 0.5})
     assert (drawn.status, drawn.error["param"]) == (400, "top_p")
 
 
-@pytest.mark.parametrize("stream", [False, True])
-async def test_log_probabilities_may_name_tokens_by_id(world, call, templates, stream):
-    await world.start()
-    more = {"n": 1, "return_token_ids": True, "return_tokens_as_token_ids": True, "stream": stream}
-    answers = await call("POST", PATH, {**COMPLETION, **more, "logprobs": 1, "echo": True})
-    choices = [each["choices"][0] for each in (answers.chunks if stream else [answers.object])]
-    named = [name for choice in choices if choice["logprobs"] for name in choice["logprobs"]["tokens"]]
-    tokens = PROMPT + [token for choice in choices for token in choice["token_ids"]]
-    assert named == [f"token_id:{token}" for token in tokens]
-    answers = await call("POST", "/v1/chat/completions", {**CHAT, **more, "logprobs": True})
-    choices = [each["choices"][0] for each in (answers.chunks if stream else [answers.object])]
-    named = [each["token"] for choice in choices if choice["logprobs"] for each in choice["logprobs"]["content"]]
-    assert named == [f"token_id:{token}" for choice in choices for token in choice["token_ids"]]
+async def test_log_probabilities_may_name_tokens_by_id(templates, post):
+    more = {"n": 1, "return_token_ids": True, "return_tokens_as_token_ids": True}
+    for path, body in (
+        (PATH, {**COMPLETION, "logprobs": 1, "echo": True}),
+        ("/v1/chat/completions", {**CHAT, "logprobs": True}),
+    ):
+        streamed = (await post(path, {**body, **more, "stream": True})).chunks
+        for answers in ([(await post(path, {**body, **more})).object], streamed):
+            choices = [each["choices"][0] for each in answers]
+            shown = [each["logprobs"] for each in choices if each["logprobs"]]
+            named = [name for each in shown for name in each.get("tokens") or [one["token"] for one in each["content"]]]
+            tokens = PROMPT * (path == PATH) + [token for choice in choices for token in choice["token_ids"]]
+            assert named == [f"token_id:{token}" for token in tokens]

@@ -19,10 +19,9 @@ REFUSED = [
 ]
 
 
-async def test_a_refused_form_is_named_as_the_body_has_it(world, call, templates):
-    await world.start()
+async def test_a_refused_form_is_named_as_the_body_has_it(templates, post):
     for path, body, field in REFUSED:
-        answer = await call("POST", f"/v1/{path}", body)
+        answer = await post(f"/v1/{path}", body)
         assert answer.status == 400
         said = answer.object["error"]["message"]
         assert said.startswith(f"{field}: ")

@@ -16,17 +16,16 @@ def one_of(answer, field):
 
 
 @pytest.mark.parametrize("more", [{}, {"n": 2, "temperature": 0.9, "seed": 3}, {"echo": True, "logprobs": 1}])
-async def test_choices_are_those_of_a_request_for_each(world, call, more):
-    await world.start()
-    each = [(await call("POST", PATH, {**BODY, **more, "prompt": prompt})).object for prompt in PROMPTS]
-    whole = (await call("POST", PATH, {**BODY, **more, "prompt": PROMPTS})).object
+async def test_choices_are_those_of_a_request_for_each(more, post):
+    each = [(await post(PATH, {**BODY, **more, "prompt": prompt})).object for prompt in PROMPTS]
+    whole = (await post(PATH, {**BODY, **more, "prompt": PROMPTS})).object
     assert one_of(whole, "text") == [text for answer in each for text in one_of(answer, "text")]
     assert one_of(whole, "logprobs") == [scores for answer in each for scores in one_of(answer, "logprobs")]
     assert one_of(whole, "index") == [*range(len(PROMPTS) * more.get("n", 1))]
     for name in ("prompt_tokens", "completion_tokens", "total_tokens"):
         assert whole["usage"][name] == sum(answer["usage"][name] for answer in each)
     body = {**BODY, **more, "prompt": PROMPTS, "stream": True, "stream_options": {"include_usage": True}}
-    *chunks, last = (await call("POST", PATH, body)).chunks
+    *chunks, last = (await post(PATH, body)).chunks
     texts = dict.fromkeys(range(len(whole["choices"])), "")
     for chunk in chunks:
         for choice in chunk["choices"]:
@@ -34,29 +33,20 @@ async def test_choices_are_those_of_a_request_for_each(world, call, more):
     assert [*texts.values()] == one_of(whole, "text")
     assert len({chunk["id"] for chunk in chunks}) == 1
     assert last["usage"]["total_tokens"] == whole["usage"]["total_tokens"]
-    ids = (await call("POST", PATH, {**BODY, "prompt": [[*prompt.encode()] for prompt in PROMPTS]})).object
+    ids = (await post(PATH, {**BODY, "prompt": [[*prompt.encode()] for prompt in PROMPTS]})).object
     if not more:
         assert one_of(ids, "text") == one_of(whole, "text")
 
 
-async def test_one_that_is_wrong_refuses_all(world, call):
-    await world.start()
-    context = world.routers[0].models.list_models()[0].context_tokens
-    answer = await call("POST", PATH, {**BODY, "prompt": ["x", [1] * context, "y"]})
-    assert (answer.status, answer.error["param"]) == (400, "prompt")
-    await world.until_nothing_left()
-
-
-async def test_each_goes_on_by_itself_and_a_name_finds_all(world, call):
-    await world.start()
+async def test_each_goes_on_by_itself_and_a_name_finds_all(call, post):
     body = {**BODY, "prompt": PROMPTS, "temperature": 1}
-    first, again = [(await call("POST", PATH, body, idempotency_key="mine")).object for _ in range(2)]
+    first, again = [(await post(PATH, body, idempotency_key="mine")).object for _ in range(2)]
     assert first["choices"] == again["choices"]
     for place in range(len(PROMPTS)):
         path = "/v1/requests/mine" + (f"-{place}" if place else "")
         found = (await call("GET", path)).object
         assert one_of(found, "text") == [first["choices"][place]["text"]]
-    chunks = (await call("POST", PATH, {**BODY, "prompt": PROMPTS, "stream": True})).chunks
+    chunks = (await post(PATH, {**BODY, "prompt": PROMPTS, "stream": True})).chunks
     mine = [chunk for chunk in chunks if chunk["choices"][0]["index"] == 2]
     rest = await call("GET", f"/v1/requests/{chunks[0]['id']}-2?stream=true&after={mine[0]['resume_token']}")
     text = "".join(chunk["choices"][0]["text"] for chunk in rest.chunks if chunk["choices"])

@@ -7,24 +7,16 @@ from octavo.text.tokenizers.byte_tokenizer import ByteTokenizer
 HI = [{"role": "user", "content": "Hi"}]
 
 
-async def test_a_prompt_becomes_tokens_and_text_again(world, call):
-    await world.start()
+async def test_a_prompt_becomes_tokens_and_text_again(world, templates, call, post):
     context = world.routers[0].models.list_models()[0].context_tokens
-    found = (await call("POST", "/tokenize", {"prompt": "né", "return_token_strs": True})).object
+    found = (await post("/tokenize", {"prompt": "né", "return_token_strs": True})).object
     ids = [*"né".encode()]
     names = ["n", "bytes:\\xc3", "bytes:\\xa9"]
     assert found == {"count": 3, "max_model_len": context, "tokens": ids, "token_strs": names}
-    assert (await call("POST", "/tokenize", {"prompt": "né"})).object["token_strs"] is None
-    assert (await call("POST", "/detokenize", {"tokens": ids, "model": "fake"})).object == {"prompt": "né"}
+    assert (await post("/tokenize", {"prompt": "né"})).object["token_strs"] is None
+    assert (await post("/detokenize", {"tokens": ids, "model": "fake"})).object == {"prompt": "né"}
     assert (await call("GET", "/version")).object == {"version": version("octavo")}
-
-
-async def test_messages_are_what_the_chat_would_run(world, call, monkeypatch):
-    monkeypatch.setattr(ByteTokenizer, "apply_chat", lambda self, messages, *_, **more: [7, *messages[0][1].encode()])
-    await world.start()
-    assert (await call("POST", "/tokenize", {"messages": HI})).object["tokens"] == [7, *b"Hi"]
-    ran = (await call("POST", "/v1/chat/completions", {"messages": HI, "max_tokens": 1})).object
-    assert ran["usage"]["prompt_tokens"] == 3
+    assert (await post("/tokenize", {"messages": HI})).object["tokens"] == [*b"u:Hi\n"]
 
 
 async def test_a_client_learns_how_chats_are_rendered(world, call, monkeypatch):
@@ -32,20 +24,14 @@ async def test_a_client_learns_how_chats_are_rendered(world, call, monkeypatch):
     monkeypatch.setattr(ByteTokenizer, "template_variables", {"eos_token": "<end>", "now": "never"})
     await world.start()
     context = world.routers[0].models.list_models()[0].context_tokens
-    said = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "model_max_length": context,
-        "chat_template": "{{ messages }}",
-    }
+    said = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": context}
     tokens = {"bos_token": None, "eos_token": "<end>", "pad_token": None, "unk_token": None}
     for path in ("/tokenizer_info", "/tokenizer_info?model=fake"):
-        found = (await call("GET", path)).object
-        assert found == {**said, **tokens}
+        assert (await call("GET", path)).object == {**said, "chat_template": "{{ messages }}", **tokens}
     assert (await call("GET", "/tokenizer_info?model=none")).status == 404
 
 
-async def test_what_is_wrong_is_named(world, call):
-    await world.start()
+async def test_what_is_wrong_is_named(post):
     for path, body, param in (
         ("/tokenize", {}, "prompt"),
         ("/tokenize", {"prompt": "x", "messages": HI}, "prompt"),
@@ -58,5 +44,5 @@ async def test_what_is_wrong_is_named(world, call):
         ("/detokenize", {"tokens": "x"}, "tokens"),
         ("/detokenize", {"tokens": [1], "newer": 1}, "newer"),
     ):
-        answer = await call("POST", path, body)
+        answer = await post(path, body)
         assert (answer.status, answer.error["param"]) == (404 if param == "model" else 400, param)

@@ -1,9 +1,7 @@
 """Embeddings, rerank and score over HTTP: what OpenAI's package and other clients send and read."""
 
-import asyncio
 import base64
 from array import array
-from typing import Any
 
 import pytest
 from lazily import lazily
@@ -11,27 +9,26 @@ from lazily import lazily
 from gpu_worker.pooling.vectors import vector_of
 from gpu_worker.scheduling.state.pooling import PoolingEnd
 from gpu_worker.testing.fake_runner import fold, state_vector
-from octavo.client import AsyncClient
 from octavo.pooling.params import PoolingParams
 from octavo.pooling.vectors import cosine
 
 openai = lazily("openai")
 
 
-def expected(text: str, **params: Any) -> list[float]:
+def expected(text, **params):
     states = array("f", state_vector(fold(list(text.encode()))))
     return vector_of(PoolingEnd(states), PoolingParams(**params), len(text)).tolist()
 
 
 @pytest.fixture
-async def client(world: Any) -> Any:
+async def client(world):
     await world.start()
     made = openai.AsyncOpenAI(base_url=f"http://{world.routers[0].http_endpoint}/v1", api_key="none", max_retries=0)
     yield made
     await made.close()
 
 
-async def test_openais_package_reads_vectors(client: Any) -> None:
+async def test_openais_package_reads_vectors(client):
     one = await client.embeddings.create(model="fake", input="Hello")  # it asks for base64
     assert one.data[0].embedding == expected("Hello")
     assert (one.model, one.usage.prompt_tokens, one.usage.total_tokens) == ("fake", 5, 5)
@@ -44,12 +41,12 @@ async def test_openais_package_reads_vectors(client: Any) -> None:
         assert found.data[0].embedding == expected("Hi")
 
 
-async def post(world: Any, path: str, body: Any, **headers: str) -> tuple[int, Any]:
+async def post(world, path, body, **headers):
     status, _, found = await world.http(world.routers[0].http_endpoint, path, body, method="POST", **headers)
     return status, found
 
 
-async def test_rerank_and_score_have_the_shapes_of_others(world: Any) -> None:
+async def test_rerank_and_score_have_the_shapes_of_others(world):
     await world.start()
     query, documents = "what?", ["one", "two", "three"]
     scores = [cosine(expected(query), expected(each)) for each in documents]
@@ -90,44 +87,8 @@ WRONG = [
 ]
 
 
-async def test_what_is_wrong_is_named(world: Any) -> None:
+async def test_what_is_wrong_is_named(world):
     await world.start()
     for path, body, param in WRONG:
         status, found = await post(world, path, body)
         assert (status, found["error"]["param"]) == (400, param), found
-
-
-async def test_unknown_fields_are_named_where_a_router_only_warns(world: Any, templates: Any) -> None:
-    await world.start(router={"http_unknown_fields": "warn"})
-    for path, body in (
-        ("/v1/embeddings", {"input": "x"}),
-        ("/rerank", {"query": "q", "documents": ["a"]}),
-        ("/score", {"text_1": "a", "text_2": "b"}),
-        ("/v1/messages", {"max_tokens": 2, "messages": [{"role": "user", "content": "Hi"}]}),
-        ("/v1/responses", {"max_output_tokens": 2, "input": "Hi"}),
-    ):
-        endpoint = world.routers[0].http_endpoint
-        status, headers, _ = await world.http(endpoint, path, body | {"nobody_knows": 1}, method="POST")
-        assert (status, headers.get("x-octavo-ignored-fields")) == (200, "nobody_knows"), path
-
-
-async def test_a_call_ends_with_its_time_or_its_client(world: Any) -> None:
-    await world.start(1, step_s=0.05, max_batch_tokens=64, max_batch_sequences=8)
-    body = {"input": [[1, 2, 3, i] for i in range(400)]}
-    status, found = await post(world, "/v1/embeddings", body, x_request_timeout_ms="300")
-    assert (status, found["error"]["code"]) == (504, "deadline_exceeded")
-    gate = world.routers[0].pooling.gate
-    async with openai.AsyncOpenAI(base_url=f"http://{world.routers[0].http_endpoint}/v1", api_key="x") as client:
-        task = asyncio.create_task(client.embeddings.create(model="fake", input=body["input"]))
-        await world.until(lambda: gate.num_prompts)
-        task.cancel()
-    await world.until(lambda: not gate.num_prompts and not world.workers[0].workload.sequences)
-
-
-async def test_the_sdk_has_both(world: Any) -> None:
-    await world.start(2)
-    client: AsyncClient = world.client()
-    found = await client.embed(["Hello", list(b"Hi")], dimensions=3)
-    assert found.vectors == [expected("Hello", dimensions=3), expected("Hi", dimensions=3)]
-    assert (found.model, found.prompt_tokens) == ("fake", 7)
-    assert (await client.score("q", ["a"])).scores == [cosine(expected("q"), expected("a"))]

@@ -12,7 +12,7 @@ NAMES = st.lists(st.integers(0, 3 * MAX_TENANTS).map("t{}".format), max_size=300
 
 
 @given(NAMES)
-def test_labels_are_few_and_sums_are_whole(names: list[str]) -> None:
+def test_labels_are_few_and_sums_are_whole(names):
     tallies = TenantTallies()
     for name in names:
         tallies.of(name).num_accepted += 1

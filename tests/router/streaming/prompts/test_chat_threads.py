@@ -10,7 +10,7 @@ from router.streaming.prompts import chat_threads
 from router.streaming.prompts.chat_threads import LARGE, MAX_BEHIND_SLOW, ChatThreads
 
 
-async def test_long_chats_hold_up_only_their_own_kind() -> None:
+async def test_long_chats_hold_up_only_their_own_kind():
     threads, release = ChatThreads(), threading.Event()
     held = [asyncio.create_task(threads.run("a", size, release.wait)) for size in [LARGE + 1] * 9]
     try:
@@ -23,7 +23,7 @@ async def test_long_chats_hold_up_only_their_own_kind() -> None:
     assert await asyncio.gather(*held) == [True] * 9
 
 
-async def test_few_chats_wait_behind_slow_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_few_chats_wait_behind_slow_ones(monkeypatch):
     """As many as like wait behind chats that take no time."""
     threads, release = ChatThreads(), threading.Event()
     monkeypatch.setattr(chat_threads, "SLOW_S", 60.0)

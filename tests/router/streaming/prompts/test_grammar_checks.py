@@ -16,27 +16,19 @@ BAD = Constraint(Shape.JSON_SCHEMA, '{"uniqueItems": true}')
 def checked(monkeypatch):
     """The constraints that were checked, in order."""
     found, check = [], grammar.check_grammar
-
-    def noting(constraint):
-        found.append(constraint.shape)
-        check(constraint)
-
-    monkeypatch.setattr(grammar, "check_grammar", noting)
+    monkeypatch.setattr(grammar, "check_grammar", lambda each: (found.append(each.shape), check(each)))
     return found
 
 
-async def test_what_was_found_is_not_looked_for_again(checked):
+async def test_what_was_found_is_not_looked_for_again_within_a_bound(checked, monkeypatch):
     checks, said = GrammarChecks(), set()
     for _ in range(3):
         assert (await checks.checked(GOOD)).engine
         with pytest.raises(InvalidArgument, match=r"^sampling\.constraint\.json_schema: .*uniqueItems") as raised:
             await checks.checked(BAD)
         said.add(str(raised.value))
-    assert len(said) == 1
-    assert checked == [Shape.JSON_OBJECT, Shape.JSON_SCHEMA]
-
-
-async def test_what_is_remembered_has_a_bound(checked, monkeypatch):
+    assert (len(said), checked) == (1, [Shape.JSON_OBJECT, Shape.JSON_SCHEMA])
+    checked.clear()
     monkeypatch.setattr(grammar_checks, "MOST_KNOWN_BYTES", 2 * grammar_checks.ABOUT_ERROR_BYTES)
     checks = GrammarChecks()
     for constraint in (GOOD, Constraint(Shape.REGEX, "a"), Constraint(Shape.REGEX, "b"), GOOD):
