@@ -7,7 +7,7 @@ from migration_benches import MigrationBench, sampled
 from scheduler_bench import FAILURE, GREEDY
 
 from octavo.request.errors import CannotMove, NotFound, StaleEpoch
-from octavo.request.sampling import FinishReason, SamplingParams
+from octavo.request.sampling import SamplingParams
 
 LONG = replace(GREEDY, max_tokens=30)
 
@@ -20,64 +20,20 @@ def thaw(bench: MigrationBench, name: str, epoch: int = 1) -> None:
     bench.freezer.thaw(bench.sequence(name).seq_id, epoch)
 
 
-def test_a_frozen_sequence_does_not_run_and_goes_on_with_the_same_tokens() -> None:
-    params = sampled(n=2, best_of=3)
-    bench, whole = MigrationBench(), MigrationBench()
-    for each in (bench, whole):
-        each.admit("a", 9, params)
-        each.admit("b", 6, LONG)
-        each.run_steps(4)
-    frozen = freeze(bench, "a")
-    assert [branch.num_tokens for branch in frozen.branches] == [len(bench.tokens[f"a.{i}"]) for i in range(3)]
-    assert [branch.cumulative_logprob for branch in frozen.branches] == [bench.totals[f"a.{i}"] for i in range(3)]
-    assert freeze(bench, "a") == frozen, "again"
-    for _ in range(6):
-        plan, _ = bench.step()
-        assert [chunk.branch.sequence.seq_id for chunk in plan.chunks] == ["b"]
-        assert plan.num_tokens == plan.num_branches == 1
-    thaw(bench, "a", epoch=2)
-    bench.step()
-    assert "a" not in bench.lengths, "that was another epoch's"
-    thaw(bench, "a")
-    for each in (bench, whole):
-        each.finish()
-    assert bench.tokens == whole.tokens and bench.totals == whole.totals
-
-
-@pytest.mark.parametrize("how", ["cancel", "deadline", "drop", "newer epoch", "end of branch"])
-def test_a_frozen_sequence_can_end(how: str) -> None:
-    bench = MigrationBench()
-    sequence = bench.admit("a", 12, LONG, deadline_in_ms=5000)
-    bench.run_steps(2)
-    freeze(bench, "a")
-    if how == "cancel":
-        assert bench.cancel("a")
-    elif how == "deadline":
-        bench.now += 6
-        assert bench.scheduler.has_work
-    elif how == "drop":
-        bench.drop("a")
-    elif how == "newer epoch":
-        bench.admit("a", 12, LONG, epoch=2)
-    else:
-        assert bench.scheduler.end_branch(sequence, 0)
-    bench.scheduler.check_state()
-    bench.finish()
-    ends = {"cancel": FinishReason.CANCELLED, "deadline": FinishReason.DEADLINE, "newer epoch": FinishReason.LENGTH}
-    assert bench.finishes.get("a.0") == ends.get(how)
-    assert not bench.workload.frozen and not bench.load().num_used_blocks
-
-
-def test_nobody_takes_its_blocks() -> None:
-    """Who needs them waits, also one of a lower rank, and goes on when it has gone."""
+def test_nobody_takes_its_blocks_and_it_goes_on() -> None:
+    """Who needs them waits, also one of a lower rank, and goes on when it has gone. The random world freezes, too."""
     bench = MigrationBench(sizes={"num_blocks": 8}, min_preempt_interval_s=0.0)
     bench.admit("a", 12, replace(GREEDY, max_tokens=16))
     bench.admit("b", 12, LONG)
     bench.run_steps(2)
-    freeze(bench, "b")
-    blocks = bench.sequence("b").branches[0].blocks[:]
+    frozen, blocks = freeze(bench, "b"), bench.sequence("b").branches[0].blocks[:]
+    assert freeze(bench, "b") == frozen, "again"
+    thaw(bench, "b", epoch=2)  # of another epoch
+    for operation in ("out", "in", "drop"):
+        with pytest.raises(CannotMove, match="is moving to another worker"):
+            bench.scheduler.swap(bench.sequence("b").seq_id, 1, operation)
     while not bench.step()[0].input.empty:
-        assert "a.0" not in bench.finishes
+        assert "a.0" not in bench.finishes and "b" not in bench.lengths
     bench.run_steps(3)
     load = bench.load()
     assert bench.sequence("b").branches[0].blocks == blocks
@@ -87,85 +43,52 @@ def test_nobody_takes_its_blocks() -> None:
     assert len(bench.tokens["a.0"]) == 16
 
 
-def test_a_frozen_sequence_is_not_swapped() -> None:
-    bench = MigrationBench()
-    bench.admit("a", 12, LONG)
-    bench.step()
-    freeze(bench, "a")
-    for operation in ("out", "in", "drop"):
-        with pytest.raises(CannotMove, match="is moving to another worker"):
-            bench.scheduler.swap(bench.sequence("a").seq_id, 1, operation)
-
-
-def prefilling(bench: MigrationBench) -> None:
-    bench.admit("a", 70, LONG)
-    bench.step()
-
-
-def forking(bench: MigrationBench) -> None:
-    bench.admit("a", 70, sampled(n=2))
-    bench.step()
-
-
-def waiting(bench: MigrationBench) -> None:
-    bench.admit("a")
-
-
-def searching(bench: MigrationBench) -> None:
-    bench.admit("a", 9, SamplingParams(n=2, beam_width=3, temperature=0.0, max_tokens=20))
-    bench.run_steps(2)
-
-
-def swapped(bench: MigrationBench) -> None:
-    bench.admit("a", 9, LONG)
-    bench.step()
-    bench.scheduler.swap(bench.sequence("a").seq_id, 1, "out")
-    bench.scheduler.end_holds()
-
-
-def held(bench: MigrationBench) -> None:
-    bench.admit("a", 9, LONG)
-    bench.step()
-    bench.scheduler.swap(bench.sequence("a").seq_id, 1, "out")
-
-
-def coming_back(bench: MigrationBench) -> None:
-    held(bench)
-    bench.step()
-    bench.workload.tables.cache.enabled = False  # all blocks are copied
-    bench.scheduler.swap(bench.sequence("a").seq_id, 1, "in")
-    bench.workload.tables.cache.enabled = True
-
-
-def suspected(bench: MigrationBench) -> None:
-    suspect = bench.admit("a", 9, LONG, suspect=True)
-    bench.scheduler.reserve_steps(suspect)
-    bench.scheduler.begin_trial(suspect)
-    bench.step()
-
-
-def failed(bench: MigrationBench) -> None:
-    bench.admit("a", 9, LONG)
-    bench.scheduler.abort_step(bench.scheduler.plan(), FAILURE)
+def begin(bench: MigrationBench, how: str) -> None:
+    """A sequence `a` that is computing its prompt, and so on."""
+    match how:
+        case "prefills":
+            bench.admit("a", 70, LONG)
+            bench.step()
+        case "forks":
+            bench.admit("a", 70, sampled(n=2))
+            bench.step()
+        case "waits":
+            bench.admit("a")
+        case "searches":
+            bench.admit("a", 9, SamplingParams(n=2, beam_width=3, temperature=0.0, max_tokens=20))
+            bench.run_steps(2)
+        case "is swapped" | "is held" | "comes back":
+            bench.admit("a", 9, LONG)
+            bench.step()
+            bench.scheduler.swap(bench.sequence("a").seq_id, 1, "out")
+            if how == "is swapped":
+                bench.scheduler.end_holds()
+            if how == "comes back":
+                bench.step()
+                bench.workload.tables.cache.enabled = False  # all blocks are copied
+                bench.scheduler.swap(bench.sequence("a").seq_id, 1, "in")
+                bench.workload.tables.cache.enabled = True
+        case "is suspected":
+            suspect = bench.admit("a", 9, LONG, suspect=True)
+            bench.scheduler.reserve_steps(suspect)
+            bench.scheduler.begin_trial(suspect)
+            bench.step()
+        case "has failed":
+            bench.admit("a", 9, LONG)
+            bench.scheduler.abort_step(bench.scheduler.plan(), FAILURE)
 
 
 @pytest.mark.parametrize(
-    ("begin", "cause"),
+    ("how", "cause"),
     [
-        (prefilling, "prefill"),
-        (forking, "prefill"),
-        (waiting, "waiting"),
-        (searching, "beams"),
-        (swapped, "swapped"),
-        (held, "swapped"),
-        (coming_back, "copying"),
-        (suspected, "alone"),
-        (failed, "isolated"),
+        *(("prefills", "prefill"), ("forks", "prefill"), ("waits", "waiting"), ("searches", "beams")),
+        *(("is swapped", "swapped"), ("is held", "swapped"), ("comes back", "copying")),
+        *(("is suspected", "alone"), ("has failed", "isolated")),
     ],
 )
-def test_what_cannot_move_says_why(begin, cause: str) -> None:
+def test_what_cannot_move_says_why(how: str, cause: str) -> None:
     bench = MigrationBench()
-    begin(bench)
+    begin(bench, how)
     seq_id = bench.sequence("a").seq_id
     for refuse in (bench.freezer.check_movable, bench.freezer.freeze):
         with pytest.raises(CannotMove, match="sequence a cannot move with its blocks: ") as refusal:
@@ -190,15 +113,13 @@ def test_a_sequence_may_leave_until_its_window_has_passed_a_block() -> None:
         freeze(bench, "a")
 
 
-@pytest.mark.parametrize(
-    ("begin", "started", "num_computed"), [(waiting, False, 0), (prefilling, True, 64), (forking, True, 64)]
-)
-def test_a_prompt_is_watched_until_every_branch_has_a_token(begin, started: bool, num_computed: int) -> None:
+@pytest.mark.parametrize(("how", "num_computed"), [("waits", 0), ("prefills", 64), ("forks", 64)])
+def test_a_prompt_is_watched_until_every_branch_has_a_token(how: str, num_computed: int) -> None:
     bench = MigrationBench()
-    begin(bench)
+    begin(bench, how)
     seq_id = bench.sequence("a").seq_id
     progress = bench.freezer.prompt_progress(seq_id, 1)
-    assert (progress.started, progress.complete) == (started, False)
+    assert (progress.started, progress.complete) == (how != "waits", False)
     assert 0 <= progress.num_computed <= num_computed
     while not progress.complete:
         assert 0 in [branch.num_output for branch in bench.sequence("a").branches]

@@ -1,6 +1,6 @@
 """Blocks of an arena by way of a staging area: the bytes that they have where they lie, in every type."""
 
-from contextlib import contextmanager
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -52,34 +52,15 @@ def test_a_worker_with_a_staging_area_and_one_without_understand_each_other(dtyp
         check_buffers(memory, StagingSize.of(bytes_per_block))
 
 
-def test_copies_are_begun_behind_the_steps_and_waited_for_where_the_ops_do_not_say_when_they_are_done() -> None:
-    calls: list[str] = []
-
-    class Mark(StepMark):
-        @contextmanager
-        def after_steps(self):
-            calls.append("enter")
-            yield
-            calls.append("leave")
-
-        def wait_for_copies(self) -> None:
-            calls.append("wait")
-
-    class Told(ReferenceOps):
-        answer: object = None
-
-        def swap_blocks(self, source, target, pairs):
-            calls.append("copy")
-            return self.answer
-
-    ops, memory = Told(), torch.zeros(2, 3, 4)
-    copier = ArenaCopier(ops, memory, memory, Mark(CPU))
-    assert copier.copy_out([(0, 1)]) is None and copier.copy_in([(1, 0)]) is None
-    assert calls == ["enter", "copy", "wait", "leave"] * 2
-    calls.clear()
-    ops.answer = copy = object()
-    assert copier.copy_out([(0, 1)]) is copy
-    assert calls == ["enter", "copy", "leave"]
+@pytest.mark.parametrize("told", [None, object()], ids=["waits", "told"])
+def test_copies_are_begun_behind_the_steps_and_waited_for_where_the_ops_do_not_say_when_they_are_done(told) -> None:
+    calls, memory = MagicMock(), torch.zeros(2, 3, 4)
+    calls.swap_blocks.return_value = told
+    copier = ArenaCopier(calls, memory, memory, calls)
+    assert copier.copy_out([(0, 1)]) is told and copier.copy_in([(1, 0)]) is told
+    inside = ["swap_blocks", "wait_for_copies"] if told is None else ["swap_blocks"]
+    order = ["after_steps", "after_steps().__enter__", *inside, "after_steps().__exit__"]
+    assert [name for name, *_ in calls.mock_calls] == order * 2
 
 
 def test_a_runner_says_where_its_blocks_come_from() -> None:
@@ -109,58 +90,22 @@ def test_a_step_is_noted_also_if_it_fails(monkeypatch: pytest.MonkeyPatch) -> No
     assert len(noted) == num_steps + 1
 
 
-GPU = torch.device("cuda", 0)
+@pytest.mark.parametrize("device", ["cuda:0", "cpu"])
+def test_copies_wait_for_what_was_queued_before_the_last_note(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As far as a GPU is told so. On a CPU nothing waits."""
+    cuda, on_gpu = MagicMock(), device != "cpu"
+    for name in ("device", "stream", "Event", "Stream"):
+        monkeypatch.setattr(torch.cuda, name, getattr(cuda, name))
 
+    def told() -> list[str]:
+        return [name for name, *_ in cuda.mock_calls if "__" not in name]
 
-@pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What a GPU is told, in order."""
-    calls: list[str] = []
-
-    class Event:
-        def record(self) -> None:
-            calls.append("record")
-
-    class Stream:
-        def __init__(self, device: torch.device) -> None:
-            assert device == GPU
-
-        def wait_event(self, event: Event) -> None:
-            assert isinstance(event, Event)
-            calls.append("wait for the event")
-
-        def synchronize(self) -> None:
-            calls.append("wait for the stream")
-
-    @contextmanager
-    def current(what: object):
-        calls.append(f"enter {'device' if what == GPU else type(what).__name__}")
-        yield
-        calls.append("leave")
-
-    for name, value in {"Event": Event, "Stream": Stream, "device": current, "stream": current}.items():
-        monkeypatch.setattr(torch.cuda, name, value)
-    return calls
-
-
-def test_copies_wait_for_what_was_queued_before_the_last_note(told: list[str]) -> None:
-    mark = StepMark(GPU)
-    assert told == ["enter device", "record", "leave"], "the making of the memory counts as a step"
-    told.clear()
+    mark = StepMark(torch.device(device))
+    assert ("Event().record" in told()) == on_gpu, "the making of the memory counts as a step"
+    cuda.reset_mock()
     mark.note_steps()
     with mark.after_steps():
-        told.append("copy")
+        cuda.copy()
     mark.wait_for_copies()
-    assert told == [
-        *("record", "enter device", "enter Stream", "wait for the event", "copy", "leave", "leave"),
-        "wait for the stream",
-    ]
-
-
-def test_on_a_cpu_nothing_waits(told: list[str]) -> None:
-    mark = StepMark(torch.device("cpu"))
-    mark.note_steps()
-    with mark.after_steps():
-        pass
-    mark.wait_for_copies()
-    assert not told
+    queued = ["Event().record", "device", "stream", "Stream().wait_event"]
+    assert told() == ([*queued, "copy", "Stream().synchronize"] if on_gpu else ["copy"])
