@@ -1,4 +1,4 @@
-"""Attention over pages against float64 written out, with traps where no kernel may look."""
+"""Attention over pages (`paged_attention`) against float64 written out, with traps where no kernel may look."""
 
 import copy
 import random
