@@ -2,12 +2,12 @@
 
     python tests/bench/groups.py [model] [rounds]
 
-Steps by turns: the shortest time says what a step costs where the ranks run at once; on a busy machine a rank that waits
-for a core holds up the others, and the mean says how much. Processor time is that of all ranks, with what they spin. A
-group of one rank stands beside a plain runner of as many threads (goal: at most 3 % more).
+Steps by turns: the shortest time says what a step costs where the ranks run at once; on a busy machine a rank that
+waits for a core holds up the others, and the mean says how much. Processor time is that of all ranks, with what they
+spin. A group of one rank stands beside a plain runner of as many threads (goal: at most 3 % more).
 
-The plan on its way to the other rank: a decoder without layers in two processes, so that a step is the plan, its meeting,
-the embeddings (which are tiny) and the meeting after them (goal: at most 100 µs at 64 branches).
+The plan on its way to the other rank: a decoder without layers in two processes, so that a step is the plan, its
+meeting, the embeddings (which are tiny) and the meeting after them (goal: at most 100 µs at 64 branches).
 """
 
 import os
@@ -84,8 +84,14 @@ def main() -> None:
     alone = load_runner(model, threads=2, **OPTIONS)
     single = load_group(model, ranks=1, patience_s=60.0, threads=2, **OPTIONS)
     group = load_group(model, ranks=2, patience_s=60.0, threads=1, **OPTIONS)
-    sides = {"2 threads": (2, alone, []), "1 rank": (2, single._runner, []), "2 ranks": (1, group._runner, group.rank_pids)}
-    print("\n| step | side | shortest, ms | mean, ms | median, ms | processor, ms | load |\n|---|---|---|---|---|---|---|")
+    sides = {
+        "2 threads": (2, alone, []),
+        "1 rank": (2, single._runner, []),
+        "2 ranks": (1, group._runner, group.rank_pids),
+    }
+    print(
+        "\n| step | side | shortest, ms | mean, ms | median, ms | processor, ms | load |\n|---|---|---|---|---|---|---|"
+    )
     for count in (1, 16, 64, 0):  # 0: a prompt
         calls = {name: decode(side[1], count) if count else prompt(side[1]) for name, side in sides.items()}
         walls: dict[str, list[float]] = {name: [] for name in sides}
