@@ -7,10 +7,11 @@ tests/bench/forced_calls.py http://127.0.0.1:PORT --runs 1000
 import argparse
 import json
 import time
-import urllib.request
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+
+from _service import post
 
 WEATHER = {"city": {"enum": ["Oslo", "Rome", "Rom\u00e9"]}, "days": {"type": "integer", "minimum": 1, "maximum": 9}}
 SEARCH = {
@@ -29,45 +30,37 @@ def keeps(name: str, text: str) -> bool:
     if name == "weather":
         return found["city"] in WEATHER["city"]["enum"] and type(found["days"]) is int and 1 <= found["days"] <= 9
     if name == "search":
-        words = found["words"]
-        good = all(type(each) is str and len(each) <= 12 for each in words)
+        words, good = found["words"], all(type(each) is str and len(each) <= 12 for each in found["words"])
         return type(found["exact"]) is bool and 1 <= len(words) <= 3 and good
     return True
 
 
 def body(run: int, stream: bool) -> dict[str, Any]:
+    closed = {"type": "object", "additionalProperties": False}
     tools = [
-        {"type": "function", "function": {"name": name, "parameters": {
-            "type": "object", "properties": fields, "required": list(fields), "additionalProperties": False}}}
+        {"name": name, "parameters": {**closed, "properties": fields, "required": list(fields)}}
         for name, fields in TOOLS.items()
-    ]  # fmt: skip
+    ]
     messages = [{"role": "user", "content": ASKED[run % len(ASKED)]}]
-    more = {"parallel_tool_calls": False, "stream": stream}
-    return {"messages": messages, "tools": tools, "tool_choice": "required", "max_tokens": 160, "seed": run, **more}
+    more = {"max_tokens": 160, "seed": run, "temperature": 1.0, "parallel_tool_calls": False, "stream": stream}
+    called = {"tools": [{"type": "function", "function": each} for each in tools], "tool_choice": "required"}
+    return {"messages": messages, **called, **more}
 
 
 def ask(url: str, run: int) -> str:
     """What one run says; every second one is a stream."""
-    stream = run % 2 == 1
-    data = json.dumps({**body(run, stream), "temperature": 1.0}).encode()
-    request = urllib.request.Request(url + "/v1/chat/completions", data, {"content-type": "application/json"})
-    with urllib.request.urlopen(request, timeout=600) as reply:
+    with post(url + "/v1/chat/completions", body(run, run % 2 == 1)) as reply:
         said = reply.read().decode()
-    if not stream:
-        (choice,) = json.loads(said)["choices"]
-        calls, finish = choice["message"].get("tool_calls", []), choice["finish_reason"]
-    else:
-        calls, finish = [], None
-        for line in said.splitlines():
-            if not line.startswith("data: {"):
-                continue
-            (choice,) = json.loads(line.removeprefix("data: "))["choices"]
-            for call in choice["delta"].get("tool_calls", ()):
-                if "id" in call:
-                    calls.append(call)
-                else:
-                    calls[-1]["function"]["arguments"] += call["function"]["arguments"]
-            finish = choice["finish_reason"] or finish
+    lines = [line.removeprefix("data: ") for line in said.splitlines() if line.startswith("data: {")]
+    calls: list[dict[str, Any]] = []
+    for line in lines or [said]:
+        (choice,) = json.loads(line)["choices"]
+        for call in choice.get("delta", choice.get("message", {})).get("tool_calls", ()):
+            if "id" in call:
+                calls.append(call)
+            else:
+                calls[-1]["function"]["arguments"] += call["function"]["arguments"]
+        finish = choice["finish_reason"]
     if finish != "tool_calls" or len(calls) != 1:
         return f"{len(calls)} calls, {finish}"
     function = calls[0]["function"]

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 import grpc
 import psutil
 from _scripted_worker import ScriptedWorker
-from _service import describe_machine, free_port, processor_seconds
+from _service import describe_machine, free_port, processor_seconds, quantile
 
 from octavo.request.ids import Incarnation, new_incarnation
 from octavo.v1 import inference_pb2, inference_pb2_grpc
@@ -34,9 +34,6 @@ LEASE_MS = 60_000
 WARM_S = 0.5
 ROUTER_NICE = 5  # on a busy machine routers get less of it than clients and workers, so that the router is what is slow
 MAX_TOKENS = 16_384  # of a stream; more than a round takes
-
-
-# The processes that are measured
 
 
 async def serve_router(port: int, incarnation: Incarnation, endpoint: str) -> None:
@@ -61,15 +58,11 @@ async def serve_router(port: int, incarnation: Incarnation, endpoint: str) -> No
 def main_serve(what: str, port: int, *more: str) -> None:
     import uvloop
 
-    match what:
-        case "worker":
-            uvloop.run(ScriptedWorker(more[0], float(more[1]), int(more[2])).serve(port))
-        case _:
-            os.nice(ROUTER_NICE)
-            uvloop.run(serve_router(port, Incarnation(more[0]), more[1]))
-
-
-# The rounds
+    if what == "worker":
+        uvloop.run(ScriptedWorker(more[0], float(more[1]), int(more[2])).serve(port))
+        return
+    os.nice(ROUTER_NICE)
+    uvloop.run(serve_router(port, Incarnation(more[0]), more[1]))
 
 
 @dataclass
@@ -77,7 +70,6 @@ class RelayRound:
     """What the streams have seen in the seconds that were measured, and what that has cost."""
 
     num_tokens: int = 0
-    num_events: int = 0
     seconds: float = 0.0
     gaps: list[float] = field(default_factory=list)  # seconds between events of a stream, all streams
     first_tokens: list[float] = field(default_factory=list)  # seconds, of the short requests beside them
@@ -85,17 +77,8 @@ class RelayRound:
     worker_us: float = 0.0
     clients_us: float = 0.0
 
-    @property
-    def tokens_per_core(self) -> float:
-        return 1e6 / self.router_us
-
-    @property
-    def tokens_per_event(self) -> float:
-        return self.num_tokens / self.num_events
-
     def note_event(self, num_tokens: int, gap: float) -> None:
         self.num_tokens += num_tokens
-        self.num_events += 1
         self.gaps.append(gap)
 
 
@@ -119,24 +102,19 @@ async def open_side(python: str, step_s: float, num_streams: int) -> AsyncIterat
     try:
         target = f"127.0.0.1:{ports[1]}"
         async with grpc.aio.insecure_channel(target) as channel:
-            stub = inference_pb2_grpc.InferenceStub(channel)
-            await until_ready(stub)
+            stub, ready = inference_pb2_grpc.InferenceStub(channel), False
+            while not ready:
+                try:
+                    await stub.ListModels(inference_pb2.ListModelsRequest(), wait_for_ready=True)
+                    ready = True
+                except grpc.aio.AioRpcError:
+                    await asyncio.sleep(0.2)
         worker, router = (psutil.Process(each.pid) for each in processes)
         yield Side(router, worker, target)
     finally:
         for process in reversed(processes):
             process.kill()
             await process.wait()
-
-
-async def until_ready(stub: inference_pb2_grpc.InferenceStub) -> None:
-    while True:
-        try:
-            await stub.ListModels(inference_pb2.ListModelsRequest(), wait_for_ready=True)
-        except grpc.aio.AioRpcError:
-            await asyncio.sleep(0.2)
-        else:
-            return
 
 
 def request_of(request_id: str, num_tokens: int) -> inference_pb2.GenerateRequest:
@@ -217,20 +195,16 @@ async def relay_round(side: Side, num_streams: int, seconds: float, name: str) -
     return result
 
 
-def quantile_ms(seconds: list[float], quantile: float) -> float:
-    return 1000 * sorted(seconds)[int(quantile * (len(seconds) - 1))] if seconds else float("nan")
-
-
 FIGURES: dict[str, Callable[[RelayRound], float]] = {
-    "tokens per core-second of the router": lambda each: each.tokens_per_core,
+    "tokens per core-second of the router": lambda each: 1e6 / each.router_us,
     "processor µs of the worker per token": lambda each: each.worker_us,
     "processor µs of the clients per token": lambda each: each.clients_us,
     "tokens/s": lambda each: each.num_tokens / each.seconds,
-    "tokens per event": lambda each: each.tokens_per_event,
-    "time between events, p50, ms": lambda each: quantile_ms(each.gaps, 0.5),
-    "time between events, p99, ms": lambda each: quantile_ms(each.gaps, 0.99),
-    "TTFT p50, ms": lambda each: quantile_ms(each.first_tokens, 0.5),
-    "TTFT p99, ms": lambda each: quantile_ms(each.first_tokens, 0.99),
+    "tokens per event": lambda each: each.num_tokens / len(each.gaps),
+    "time between events, p50, ms": lambda each: 1000 * quantile(each.gaps, 0.5),
+    "time between events, p99, ms": lambda each: 1000 * quantile(each.gaps, 0.99),
+    "TTFT p50, ms": lambda each: 1000 * quantile(each.first_tokens, 0.5),
+    "TTFT p99, ms": lambda each: 1000 * quantile(each.first_tokens, 0.99),
 }
 
 
@@ -249,10 +223,8 @@ async def main(args: argparse.Namespace) -> None:
             for name in sorted(sides, reverse=bool(number % 2)):
                 each = await relay_round(sides[name], args.streams, args.seconds, f"{name}-{number}")
                 rounds[name].append(each)
-                figures = (
-                    f"{each.tokens_per_core:7.0f} tokens per core-second, {each.tokens_per_event:5.1f} tokens/event"
-                )
-                print(f"{name:8} {figures}, load {os.getloadavg()[0]:.1f}", flush=True)
+                figure = f"{1e6 / each.router_us:7.0f} tokens per core-second"
+                print(f"{name:8} {figure}, load {os.getloadavg()[0]:.1f}", flush=True)
     print(f"medians of {args.rounds} rounds at {args.streams} streams")
     for what, figure in FIGURES.items():
         values = [[figure(each) for each in side] for side in rounds.values()]

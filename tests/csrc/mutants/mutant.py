@@ -35,8 +35,8 @@ class Mutant:
 
 
 def read(suite: str) -> dict[str, Mutant]:
-    """The mutants of cpu.txt, cuda.txt or pool.txt by their names. A line in brackets says the file, what must fail, and
-    the units, where they are not the file itself; each line below it is `name :: old => new`, where ⏎ ends a line."""
+    """The mutants of cpu.txt, cuda.txt or pool.txt by their names. A line in brackets says the file, what must fail,
+    and the units, where they are not the file itself; below it is `name :: old => new`, where ⏎ ends a line."""
     found = {}
     text = Path(__file__).with_name(f"{suite}.txt").read_text().replace("\n    =>", " =>")
     for line in text.splitlines():
