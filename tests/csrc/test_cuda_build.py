@@ -43,7 +43,7 @@ def test_it_loads_without_a_driver_and_refuses_memory_of_the_host_by_name() -> N
     assert not out.any()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @with_nvcc
 def test_what_a_release_is_compiled_for(tmp_path: Path) -> None:
     """This nvcc knows each of them, and the kernels are told the list by which they know their devices."""
@@ -72,7 +72,7 @@ def cuobjdump(*arguments: str, of: Path = MODULE) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(300)
 @with_nvcc
 def test_copies_in_bulk_are_instructions_of_sm_90a(tmp_path: Path) -> None:
