@@ -34,7 +34,7 @@ def layers(one: Any, other: Any) -> Any:
     return zip(one.arena.layers, other.arena.layers, strict=True)
 
 
-def graph_case(rng: Any) -> None:
+def graphs_case(rng: Any) -> None:
     form = any_form(rng, block_size=int(rng.choice([8, 16])))
     captured, eager, capture = twins(form, 60, 24)
     few = TOLERANCE[F32 if form.dtype == torch.float32 else BF16] * 4
