@@ -147,14 +147,8 @@ def arena() -> Tensor:
     return randn(2, 4, 3, 2)
 
 
-@of("rms_norm", "out")
-def rms_norm(g):
-    return {"out": empty(g.n, 8), "x": randn(g.n, 8), "weight": randn(8), "eps": 1e-5}
-
-
-@of("silu_and_mul", "out")
-def silu_and_mul(g):
-    return {"out": empty(g.n, 8), "x": randn(g.n, 16)}
+of("rms_norm", "out")(lambda g: {"out": empty(g.n, 8), "x": randn(g.n, 8), "weight": randn(8), "eps": 1e-5})
+of("silu_and_mul", "out")(lambda g: {"out": empty(g.n, 8), "x": randn(g.n, 16)})
 
 
 @of("linear_recurrence", "out", "state")
@@ -169,9 +163,9 @@ def rotary(g):
     return {"heads": randn(g.n, 4, 16), **angles, "rotated": 8, "interleaved": True}
 
 
-@of("cache_write", "kv")
-def cache_write(g):
-    return {"kv": kv(), "keys": randn(g.n, 2, 16), "values": randn(g.n, 2, 16), "slots": g.longs(3, -1)}
+of("cache_write", "kv")(
+    lambda g: {"kv": kv(), "keys": randn(g.n, 2, 16), "values": randn(g.n, 2, 16), "slots": g.longs(3, -1)}
+)
 
 
 @of("paged_attention", "out")
@@ -201,14 +195,12 @@ def sample(g):
     return given | {"top_k": g.ints(0, 3), **g.scores()}
 
 
-@of("score", "logprobs", "top_ids", "top_logprobs")
-def score(g):
-    return {"logits": randn(g.n, 5), "targets": g.longs(4, 0), **g.scores()}
-
-
-@of("copy_blocks", "target")
-def copy_blocks(g):
-    return {"source": arena(), "target": arena(), "pairs": torch.tensor([[0, 1], [2, 3]])[: g.n]}
+of("score", "logprobs", "top_ids", "top_logprobs")(
+    lambda g: {"logits": randn(g.n, 5), "targets": g.longs(4, 0), **g.scores()}
+)
+of("copy_blocks", "target")(
+    lambda g: {"source": arena(), "target": arena(), "pairs": torch.tensor([[0, 1], [2, 3]])[: g.n]}
+)
 
 
 @of("gather_blocks", "staging")
@@ -217,14 +209,8 @@ def gather_blocks(g):
     return {"staging": randn(g.n, 2, 5), "arena": arena(), "ids": g.longs(3, 0), "begin": 4}
 
 
-@of("checksum_blocks", "sums")
-def checksum_blocks(g):
-    return {"sums": empty(g.n, dtype=torch.int64), "arena": arena(), "ids": g.longs(3, 0)}
-
-
-@of("populate_blocks", "arena")
-def populate_blocks(g):
-    return {"arena": arena(), "first": 1, "end": 4}
+of("checksum_blocks", "sums")(lambda g: {"sums": empty(g.n, dtype=torch.int64), "arena": arena(), "ids": g.longs(3, 0)})
+of("populate_blocks", "arena")(lambda g: {"arena": arena(), "first": 1, "end": 4})
 
 
 @of("KvCache")
@@ -233,14 +219,8 @@ def kv_cache(g):
     return {**parts, "type": "fp8", "key_scale": ones(2), "value_scale": ones(1)}
 
 
-@of("quantize", "packed")
-def quantize(g):
-    return {"packed": g.packed("q8"), "values": randn(3, 32), "format": "q8"}
-
-
-@of("pack", "packed")
-def pack(g):
-    return {"packed": g.packed("halves"), "values": randn(3, 32).bfloat16()}
+of("quantize", "packed")(lambda g: {"packed": g.packed("q8"), "values": randn(3, 32), "format": "q8"})
+of("pack", "packed")(lambda g: {"packed": g.packed("halves"), "values": randn(3, 32).bfloat16()})
 
 
 @of("repack", "packed")
@@ -249,35 +229,13 @@ def repack(g):
     return {"packed": g.packed("q4"), "gguf": gguf, "format": "q4", "rows": 3, "cols": 32}
 
 
-@of("Weight")
-def weight(g):
-    return {"data": randn(8, 32), "format": "f32", "rows": 8, "cols": 32, "inputs": "float32"}
-
-
-@of("linear", "out")
-def linear(g):
-    return {"out": empty(g.n, 8), "x": randn(g.n, 32), "weight": g.matrix(8, 32), "bias": randn(8)}
-
-
-@of("weight_rows", "out")
-def weight_rows(g):
-    return {"out": empty(g.n, 32), "weight": g.matrix(8, 32), "rows": g.longs(7, 0)}
-
-
-@of("Kv")
-def kv_class(g):
-    return {"layers": [kv()]}
-
-
-@of("Lora")
-def lora(g):
-    return {"scale": 0.5, "layers": [{"out": (g.matrix(4, HIDDEN), ((g.matrix(4, HIDDEN), 0),))}]}
-
-
-@of("Team")
-def team(g):
-    """Of one rank, in memory that begins at a line of the cache."""
-    return {"memory": zeros(1 << 17, dtype=U8), "rank": 0, "size": 1, "patience_s": 1.0}
+of("Weight")(lambda g: {"data": randn(8, 32), "format": "f32", "rows": 8, "cols": 32, "inputs": "float32"})
+of("linear", "out")(lambda g: {"out": empty(g.n, 8), "x": randn(g.n, 32), "weight": g.matrix(8, 32), "bias": randn(8)})
+of("weight_rows", "out")(lambda g: {"out": empty(g.n, 32), "weight": g.matrix(8, 32), "rows": g.longs(7, 0)})
+of("Kv")(lambda g: {"layers": [kv()]})
+of("Lora")(lambda g: {"scale": 0.5, "layers": [{"out": (g.matrix(4, HIDDEN), ((g.matrix(4, HIDDEN), 0),))}]})
+# Of one rank, in memory that begins at a line of the cache.
+of("Team")(lambda g: {"memory": zeros(1 << 17, dtype=U8), "rank": 0, "size": 1, "patience_s": 1.0})
 
 
 @of("Llama")

@@ -140,9 +140,7 @@ def arena(rng: Any) -> Array:
     return floats(rng, 2, BLOCKS, 3, 4)
 
 
-@of("copy_blocks", "target")
-def copy_blocks(rng: Any) -> Arguments:
-    return {"source": arena(rng), "target": arena(rng), "pairs": ints([[0, 1], [2, 3]])}
+of("copy_blocks", "target")(lambda rng: {"source": arena(rng), "target": arena(rng), "pairs": ints([[0, 1], [2, 3]])})
 
 
 @of("gather_blocks", "staging")
@@ -152,29 +150,27 @@ def gather_blocks(rng: Any) -> Arguments:
     return {"arena": arena(rng), "ids": ints([3, 0]), "staging": staging, "begin": 8}
 
 
-@of("checksum_blocks", "out")
-def checksum_blocks(rng: Any) -> Arguments:
-    return {"arena": arena(rng), "ids": ints([3, 0]), "out": ints([7, 7])}
-
-
-@of("convert_fp8", "target")
-def convert_fp8(rng: Any) -> Arguments:
-    return {"target": Array.of(np.zeros((3, 4)), U8), "source": floats(rng, 3, 4), "scale": 0.5, "kv_dtype": "int8"}
-
-
-@of("rms_norm", "out")
-def rms_norm(rng: Any) -> Arguments:
-    return {"out": floats(rng, TOKENS, 16), "x": floats(rng, TOKENS, 16), "weight": floats(rng, 16), "eps": 1e-5}
-
-
-@of("fused_add_rms_norm", "x", "residual")
-def fused_add_rms_norm(rng: Any) -> Arguments:
-    return {"x": floats(rng, TOKENS, 16), "residual": floats(rng, TOKENS, 16), "weight": floats(rng, 16), "eps": 1e-5}
-
-
-@of("silu_and_mul", "out")
-def silu_and_mul(rng: Any) -> Arguments:
-    return {"out": floats(rng, 3, 8), "x": floats(rng, 3, 16)}
+of("checksum_blocks", "out")(lambda rng: {"arena": arena(rng), "ids": ints([3, 0]), "out": ints([7, 7])})
+of("convert_fp8", "target")(
+    lambda rng: {
+        "target": Array.of(np.zeros((3, 4)), U8),
+        "source": floats(rng, 3, 4),
+        "scale": 0.5,
+        "kv_dtype": "int8",
+    }
+)
+of("rms_norm", "out")(
+    lambda rng: {"out": floats(rng, TOKENS, 16), "x": floats(rng, TOKENS, 16), "weight": floats(rng, 16), "eps": 1e-5}
+)
+of("fused_add_rms_norm", "x", "residual")(
+    lambda rng: {
+        "x": floats(rng, TOKENS, 16),
+        "residual": floats(rng, TOKENS, 16),
+        "weight": floats(rng, 16),
+        "eps": 1e-5,
+    }
+)
+of("silu_and_mul", "out")(lambda rng: {"out": floats(rng, 3, 8), "x": floats(rng, 3, 16)})
 
 
 @of("linear", "out", optional=("bias",))
