@@ -1,7 +1,6 @@
 """Matrix products of kernels.py: a matrix in each form it may be stored in, and from one to many columns of inputs."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from types import ModuleType
 from typing import Any
@@ -19,36 +18,22 @@ PERIOD = 256
 ROWS, INNER = 49152, 1280  # as the largest matrix of a small model; 4-bit forms of it are as large as the last cache
 PLAIN = {"f32": torch.float32, "bf16": torch.bfloat16}
 PACKED = ("q8", "q4", "q4_mins", "q4_zeros", "mxfp4")
-RANDOM = {  # of random numbers
-    "iq4_nl": "IQ4_NL",
-    "q5": "Q5_0",
-    "q5_mins": "Q5_1",
-    "q3_k": "Q3_K",
-    "q4_k": "Q4_K",
-    "q5_k": "Q5_K",
-    "q6_k": "Q6_K",
-    "iq4_xs": "IQ4_XS",
-}
+RANDOM = {"iq4_nl": "IQ4_NL", "q5": "Q5_0", "q5_mins": "Q5_1", "q3_k": "Q3_K", "q4_k": "Q4_K", "q5_k": "Q5_K"}
+RANDOM |= {"q6_k": "Q6_K", "iq4_xs": "IQ4_XS"}  # of random numbers
+# Of q4_zeros, minimums are not whole, which takes as long; blocks of MXFP4 are like those of Q4_0, with other numbers.
+LIKE = {"q4_mins": gguf.GGMLQuantizationType.Q4_1, "q4_zeros": gguf.GGMLQuantizationType.Q4_1}
+LIKE |= {"mxfp4": gguf.GGMLQuantizationType.Q4_0}
 HALVES = "halves"  # packed bfloat16, inputs rounded to it
 FORMS = (*PLAIN, HALVES, *PACKED, *RANDOM)
 
 
-@dataclass(frozen=True, slots=True)
-class LinearCase:
-    """Inputs [columns, inner] times a matrix [rows, inner]."""
-
-    rows: int
-    inner: int
-    columns: int
-    form: str  # one of FORMS
-
-    def inputs(self) -> tuple[Tensor, Tensor]:
-        """Float32: inputs, and the matrix, which does not depend on them: `PERIOD` rows again and again."""
-        x, rows = (
-            torch.randn(count, self.inner, generator=torch.Generator().manual_seed(seed))
-            for seed, count in enumerate((self.columns, PERIOD))
-        )
-        return x, rows.repeat(self.rows // PERIOD, 1)
+def inputs(columns: int) -> tuple[Tensor, Tensor]:
+    """Float32: inputs, and the matrix, which does not depend on them: `PERIOD` rows again and again."""
+    x, rows = (
+        torch.randn(count, INNER, generator=torch.Generator().manual_seed(seed))
+        for seed, count in enumerate((columns, PERIOD))
+    )
+    return x, rows.repeat(ROWS // PERIOD, 1)
 
 
 def linears(extension: ModuleType, plan: Plan) -> None:
@@ -66,14 +51,23 @@ def rows(table: Table, extension: ModuleType, form: str, exact: bool, counts: Se
         return
     memory, weight = stored(extension, form, exact)
     for count, name in names.items():
-        if table.wants(name):
-            case = LinearCase(ROWS, INNER, count, "bf16" if form == HALVES else form)
-            row(name, table, extension, case, memory, weight)
+        if not table.wants(name):
+            continue
+        x, matrix = inputs(count)
+        ours = partial(extension.linear, torch.empty(count, ROWS), x, weight)
+        sides: dict[str, Side] = {"octavo": clocked(ours)}
+        if form in PLAIN or form == HALVES:
+            dense = matrix.to(PLAIN.get(form, torch.bfloat16))
+            sides["torch"] = clocked(partial(functional.linear, x.to(dense.dtype), dense))
+        del matrix
+        ours()
+        int8 = weight.format in (*PACKED, *RANDOM) and weight.inputs in ("15 bits", "8 bits")
+        table.row(name, Work(memory.numel() * memory.itemsize, 2.0 * count * ROWS * INNER, int8=int8), sides)
 
 
 def loading(table: Table, extension: ModuleType) -> None:
     """What happens to weights once, and to those of tokens at each step."""
-    _, matrix = LinearCase(ROWS, INNER, 1, "q4").inputs()
+    _, matrix = inputs(1)
     memory, weight = stored(extension, "q4", False)
     size = matrix.numel() * 4 + memory.numel()
     table.row("quantize, q4", Work(size), {"octavo": clocked(lambda: extension.quantize(memory, matrix, "q4"))})
@@ -87,47 +81,19 @@ def loading(table: Table, extension: ModuleType) -> None:
 
 def stored(extension: ModuleType, form: str, exact: bool) -> tuple[Tensor, Any]:
     """The case's matrix in that form: its memory, as a worker has it for weights, and what refers to it."""
-    _, matrix = LinearCase(ROWS, INNER, 1, form).inputs()
+    _, matrix = inputs(1)
     if form in PLAIN:
         dtype = PLAIN[form]
-        memory = (
-            HugePageAllocator().allocate(matrix.numel() * dtype.itemsize).view(dtype).view(matrix.shape).copy_(matrix)
-        )
+        memory = HugePageAllocator().allocate(matrix.numel() * dtype.itemsize).view(dtype).view(matrix.shape)
+        memory.copy_(matrix)
     else:
         memory = HugePageAllocator().allocate(extension.packed_bytes(form, ROWS, INNER))
         if form == HALVES:
             extension.pack(memory, matrix.bfloat16())
-        elif form in ("q4_mins", "q4_zeros"):  # of q4_zeros, minimums are not whole, which takes as long
-            blocks = gguf.quantize(matrix[:PERIOD].numpy(), gguf.GGMLQuantizationType.Q4_1)
-            extension.repack(memory, torch.from_numpy(blocks).repeat(ROWS // PERIOD, 1), form, ROWS, INNER)
-        elif form == "mxfp4":  # blocks like those of Q4_0, with other numbers
-            blocks = gguf.quantize(matrix[:PERIOD].numpy(), gguf.GGMLQuantizationType.Q4_0)
-            extension.repack(memory, torch.from_numpy(blocks).repeat(ROWS // PERIOD, 1), form, ROWS, INNER)
-        elif form in RANDOM:
-            blocks = random_rows(RANDOM[form], PERIOD, INNER)
+        elif form in LIKE or form in RANDOM:
+            few = matrix[:PERIOD].numpy()
+            blocks = gguf.quantize(few, LIKE[form]) if form in LIKE else random_rows(RANDOM[form], PERIOD, INNER)
             extension.repack(memory, torch.from_numpy(blocks).repeat(ROWS // PERIOD, 1), form, ROWS, INNER)
         else:
             extension.quantize(memory, matrix, form)
     return memory, extension.Weight(memory, form, ROWS, INNER, inputs="float32" if exact else "")
-
-
-def row(
-    name: str,
-    table: Table,
-    extension: ModuleType,
-    case: LinearCase,
-    memory: Tensor,
-    weight: Any,
-) -> None:
-    x, matrix = case.inputs()
-    out = torch.empty(case.columns, case.rows)
-    ours = partial(extension.linear, out, x, weight)
-    sides: dict[str, Side] = {"octavo": clocked(ours)}
-    if case.form in PLAIN:
-        dense = matrix.to(PLAIN[case.form])
-        sides["torch"] = clocked(partial(functional.linear, x.to(dense.dtype), dense))
-    del matrix
-    ours()
-    int8 = weight.format in (*PACKED, *RANDOM) and weight.inputs in ("15 bits", "8 bits")
-    work = Work(memory.numel() * memory.itemsize, 2.0 * case.columns * case.rows * case.inner, int8=int8)
-    table.row(name, work, sides)

@@ -14,35 +14,15 @@ from gpu_worker.models.checkpoint.locate import demo_file
 from octavo.text.tokenizers.gguf_vocabulary import read_gguf
 
 COMMON = {"hidden_act": "silu", "tie_word_embeddings": True, "dtype": "bfloat16", "bos_token_id": 1, "eos_token_id": 2}
-QWEN2 = COMMON | {
-    "architectures": ["Qwen2ForCausalLM"],
-    "model_type": "qwen2",
-    "vocab_size": 151936,
-    "max_position_embeddings": 32768,
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 1000000.0,
-    "num_key_value_heads": 2,
-}
+QWEN2 = COMMON | {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "vocab_size": 151936}
+QWEN2 |= {"max_position_embeddings": 32768, "rms_norm_eps": 1e-6, "rope_theta": 1e6, "num_key_value_heads": 2}
+LLAMA = COMMON | {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 128256, "head_dim": 64}
+LLAMA |= {"max_position_embeddings": 131072, "rms_norm_eps": 1e-5, "rope_theta": 5e5, "num_key_value_heads": 8}
+SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 SHAPES: dict[str, dict[str, Any]] = {
-    "qwen2.5-0.5b": QWEN2
-    | {"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "num_attention_heads": 14},
-    "qwen2.5-1.5b": QWEN2
-    | {"hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28, "num_attention_heads": 12},
-    "llama-3.2-1b": COMMON
-    | {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "vocab_size": 128256,
-        "hidden_size": 2048,
-        "intermediate_size": 8192,
-        "num_hidden_layers": 16,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "head_dim": 64,
-        "max_position_embeddings": 131072,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 500000.0,
-    },
+    "qwen2.5-0.5b": QWEN2 | dict(zip(SIZES, (896, 4864, 24, 14), strict=True)),
+    "qwen2.5-1.5b": QWEN2 | dict(zip(SIZES, (1536, 8960, 28, 12), strict=True)),
+    "llama-3.2-1b": LLAMA | dict(zip(SIZES, (2048, 8192, 16, 32), strict=True)),
 }
 
 

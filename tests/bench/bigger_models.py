@@ -29,12 +29,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import psutil
 from _random_checkpoint import SHAPES, write_checkpoint
 from _random_gguf import write_q4_k_m
-from _service import describe_machine, free_port
+from _service import describe_machine, free_port, post
 
 FORMATS = {
     "q4": ["--quantization", "q4"],
@@ -57,7 +56,8 @@ class Server:
 
     def complete(self, prompt: str, tokens: int) -> Mapping[str, int]:
         body = {"model": self.model, "prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True}
-        usage: Mapping[str, int] = _post(f"{self.url}/v1/completions", body)["usage"]
+        with post(f"{self.url}/v1/completions", body) as answer:
+            usage: Mapping[str, int] = json.load(answer)["usage"]
         return usage
 
     def memory(self) -> Row:
@@ -69,12 +69,6 @@ class Server:
                 row["rss"] += full.rss / 1e6
                 row["pss"] += full.pss / 1e6
         return row
-
-
-def _post(url: str, body: Mapping[str, Any]) -> Any:
-    request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
-    with urllib.request.urlopen(request, timeout=1200) as answer:
-        return json.load(answer)
 
 
 @contextmanager
@@ -101,7 +95,7 @@ def _first_token(url: str, process: "subprocess.Popen[bytes]", log: Path) -> str
         with suppress(OSError, ValueError, LookupError):
             with urllib.request.urlopen(f"{url}/v1/models", timeout=5) as answer:
                 name = str(json.load(answer)["data"][0]["id"])
-            _post(f"{url}/v1/completions", {"model": name, "prompt": "a", "max_tokens": 1})
+            post(f"{url}/v1/completions", {"model": name, "prompt": "a", "max_tokens": 1}).close()
             return name
         time.sleep(0.05)
     raise SystemExit(f"the server did not start: {log} says why\n{log.read_text(errors='replace')[-1500:]}")

@@ -8,15 +8,13 @@ Free streams and streams of new schemas in turns, one at a time. Both ask for th
 """
 
 import argparse
-import json
 import random
 import statistics
 import time
-import urllib.request
 from typing import Any
 
 import psutil
-from _service import describe_machine, processor_seconds
+from _service import describe_machine, post, processor_seconds, quantile
 
 KINDS: list[dict[str, Any]] = [
     {"type": "string", "maxLength": 40},
@@ -45,21 +43,14 @@ def first_token_ms(url: str, number: int, schema: dict[str, Any] | None) -> floa
     body: dict[str, Any] = {"messages": messages, "max_tokens": 4, "stream": True, "temperature": 0}
     if schema is not None:
         body["response_format"] = {"type": "json_schema", "json_schema": {"name": "new", "schema": schema}}
-    request = urllib.request.Request(
-        url + "/v1/chat/completions", json.dumps(body).encode(), {"content-type": "application/json"}
-    )
     began, first = time.perf_counter(), 0.0
-    with urllib.request.urlopen(request, timeout=120) as reply:
+    with post(url + "/v1/chat/completions", body) as reply:
         for line in reply:
             if not first and b'"content":' in line and b'"content":""' not in line:
                 first = 1000 * (time.perf_counter() - began)
     if not first:
         raise RuntimeError("a stream had no token")
     return first
-
-
-def quantile(values: list[float], share: float) -> float:
-    return sorted(values)[min(len(values) - 1, int(share * len(values)))]
 
 
 def main() -> None:

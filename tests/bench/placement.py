@@ -81,14 +81,14 @@ def main() -> None:
     for name, runs in shapes.items():
         index = build(options.workers, hashes, runs)
 
-        def decide(index: KvIndex = index) -> object:
-            return choose_worker(num_tokens, index.find_hits(hashes, BLOCK_SIZE), workers)
+        def lookup(index: KvIndex = index) -> object:
+            return index.find_hits(hashes, BLOCK_SIZE)
 
-        found = index.find_hits(hashes, BLOCK_SIZE)
-        lookup = time_it(lambda index=index: index.find_hits(hashes, BLOCK_SIZE))  # type: ignore[misc]
-        placing = time_it(lambda found=found: choose_worker(num_tokens, found, workers))  # type: ignore[misc]
-        both = time_it(decide)
-        cells = (f"{median:6.0f} ({p99:5.0f})" for median, p99 in (lookup, placing, both))
+        def place(found: object = lookup()) -> object:
+            return choose_worker(num_tokens, found, workers)
+
+        times = map(time_it, (lookup, place, lambda lookup=lookup: place(lookup())))
+        cells = (f"{median:6.0f} ({p99:5.0f})" for median, p99 in times)
         print(f"{name:32} " + " ".join(f"{cell:>16}" for cell in cells))
 
 

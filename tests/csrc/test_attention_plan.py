@@ -22,11 +22,13 @@ class Item(NamedTuple):
     end: int
     partial: int
 
+    @property
+    def keys(self) -> int:
+        return self.end - self.first
+
 
 fresh = st.one_of(st.sampled_from([0, 1]), st.integers(0, 40), st.integers(0, 700))
 before = st.one_of(st.sampled_from([0, 1, SPLIT - 1, SPLIT, SPLIT + 1]), st.integers(0, 300), st.integers(0, 9000))
-sequences = st.lists(st.tuples(fresh, before), max_size=24)
-heads = st.tuples(st.integers(1, 4), st.sampled_from([1, 2, 3, 7, 16, 40, 100]))
 windows = st.one_of(st.just(0), st.sampled_from([1, 2, SPLIT, 4096]), st.integers(1, 3000))
 
 
@@ -42,76 +44,63 @@ def make(plan, sizes, form, window, dim=64):
     return [Item(*item) for item in plan([q for q, _ in sizes], [q + n for q, n in sizes], *form, dim, window)]
 
 
-@settings(deadline=None)
-@given(sizes=sequences, form=heads, window=windows)
-def test_every_key_once(plan, sizes, form, window):
-    """Each query and head has the keys from the first of its window to its own, in items that follow each other."""
-    num_heads, _ = form
-    parts = {}
-    for item in make(plan, sizes, form, window):
-        parts.setdefault((item.sequence, item.head, item.query, item.queries), []).append(item)
-    covered = {(sequence, head): [] for sequence in range(len(sizes)) for head in range(num_heads)}
-    for (sequence, head, query, queries), items in parts.items():
-        assert queries > 0
-        covered[sequence, head] += range(query, query + queries)
-        position = sizes[sequence][1] + query
-        keys = [key for item in sorted(items, key=lambda item: item.first) for key in (item.first, item.end)]
-        assert keys[0] == (max(0, position - window + 1) if window else 0) and keys[-1] == position + queries
-        assert keys[1:-1:2] == keys[2::2]  # each ends where the next begins
-        assert all(item.first < item.end for item in items)
-        assert len(items) == 1 or all(key % SPLIT == 0 for key in keys[1:-1])
-    for (sequence, _), queries in covered.items():
-        assert sorted(queries) == list(range(sizes[sequence][0]))
-
-
-@settings(deadline=None)
-@given(sizes=sequences, form=heads, window=windows, dim=st.sampled_from([32, 64, 256]))
-def test_partial_results_have_a_place_each(plan, sizes, form, window, dim):
-    """The parts of an item lie side by side in the order of their keys; an item in one piece has no partial result."""
-    size = form[1] * (dim + 2)
-    parts = {}
-    for item in make(plan, sizes, form, window, dim):
-        parts.setdefault((item.sequence, item.head, item.query), []).append(item)
-    places = []
-    for items in parts.values():
-        items.sort(key=lambda item: item.first)
-        if len(items) == 1:
-            assert items[0].partial == -1
-            continue
-        assert [item.partial for item in items] == [items[0].partial + i * size for i in range(len(items))]
-        assert all(item.queries == 1 for item in items)
-        places += [item.partial for item in items]
-    assert sorted(places) == [i * size for i in range(len(places))]
-
-
-@settings(deadline=None)
-@given(sizes=sequences, form=heads, window=windows, threads=st.integers(1, 16))
-def test_threads_end_together(plan, sizes, form, window, threads):
-    """A free thread takes the next item, so the last thread to end is late by at most one largest item."""
-    group = form[1]
-    items = make(plan, sizes, form, window)
-    work = [item.queries * group * (item.end - item.first) for item in items]
-    for item in items:
-        assert item.queries * group <= max(MOST_ROWS, group)
-        assert sizes[item.sequence][0] > 1 or item.end - item.first <= SPLIT
+def busiest(work, threads):
+    """When the last thread ends, if a free one takes the next item."""
     busy = [0] * threads
     for size in work:
         heapq.heappush(busy, heapq.heappop(busy) + size)
-    longest = max((item.end - item.first for item in items), default=0) * max(MOST_ROWS, group)
-    assert max(busy) <= sum(work) / threads + longest
+    return max(busy)
+
+
+@settings(deadline=None)
+@given(
+    sizes=st.lists(st.tuples(fresh, before), max_size=24),
+    form=st.tuples(st.integers(1, 4), st.sampled_from([1, 2, 3, 7, 16, 40, 100])),
+    window=windows,
+    dim=st.sampled_from([32, 64, 256]),
+    threads=st.integers(1, 16),
+)
+def test_every_key_once(plan, sizes, form, window, dim, threads):
+    """Each query and head has the keys from the first of its window to its own, in items that follow each other. Their
+    partial results lie side by side, and the last thread to end is late by at most one largest item."""
+    num_heads, group = form
+    items, parts, places = make(plan, sizes, form, window, dim), {}, []
+    for item in items:
+        parts.setdefault((item.sequence, item.head, item.query, item.queries), []).append(item)
+        assert item.queries * group <= max(MOST_ROWS, group)
+        assert sizes[item.sequence][0] > 1 or item.keys <= SPLIT
+    covered = {(sequence, head): [] for sequence in range(len(sizes)) for head in range(num_heads)}
+    for (sequence, head, query, queries), of_query in parts.items():
+        assert queries > 0
+        covered[sequence, head] += range(query, query + queries)
+        position = sizes[sequence][1] + query
+        of_query.sort(key=lambda item: item.first)
+        keys = [key for item in of_query for key in (item.first, item.end)]
+        assert keys[0] == (max(0, position - window + 1) if window else 0) and keys[-1] == position + queries
+        assert keys[1:-1:2] == keys[2::2]  # each ends where the next begins
+        assert all(item.keys > 0 for item in of_query)
+        if len(of_query) == 1:
+            assert of_query[0].partial == -1
+            continue
+        assert queries == 1 and all(key % SPLIT == 0 for key in keys[1:-1])
+        found = [item.partial for item in of_query]
+        assert found == [found[0] + i * group * (dim + 2) for i in range(len(found))]
+        places += found
+    assert sorted(places) == [i * group * (dim + 2) for i in range(len(places))]
+    for (sequence, _), queries in covered.items():
+        assert sorted(queries) == list(range(sizes[sequence][0]))
+    work = [item.queries * group * item.keys for item in items]
+    longest = max((item.keys for item in items), default=0) * max(MOST_ROWS, group)
+    assert busiest(work, threads) <= sum(work) / threads + longest
 
 
 @settings(deadline=None)
 @given(sizes=st.lists(st.tuples(st.just(1), st.integers(2000, 9000)), min_size=8, max_size=40))
 def test_long_decodes_are_spread_evenly(plan, sizes):
     """The longest first: what is left for the end is short."""
-    items = make(plan, sizes, (3, 3), 0)
-    lengths = [item.end - item.first for item in items]
-    busy = [0, 0, 0, 0]
-    for length in lengths:
-        heapq.heappush(busy, heapq.heappop(busy) + length)
+    lengths = [item.keys for item in make(plan, sizes, (3, 3), 0)]
     assert lengths == sorted(lengths, reverse=True)
-    assert max(busy) <= 1.15 * sum(busy) / len(busy)
+    assert busiest(lengths, 4) <= 1.15 * sum(lengths) / 4
 
 
 def test_lengths_that_cannot_be(plan):

@@ -11,7 +11,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 fuzz = settings(max_examples=draws(8, 25), suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+seeds = st.integers(0, 2**32 - 1)
 BLOCKS = 9
+FLOATS = torch.float32, torch.float16, torch.bfloat16
+EIGHT_BITS = pytest.mark.parametrize("kind", ["fp8_e4m3", "fp8_e5m2", "int8"])
 
 
 def ids(*values: int) -> torch.Tensor:
@@ -22,16 +25,16 @@ def ids(*values: int) -> torch.Tensor:
 @given(st.lists(st.tuples(st.integers(0, BLOCKS - 1), st.integers(0, BLOCKS - 1)), unique_by=lambda p: p[1]))
 def test_copies_read_before_they_write(either, pairs):
     arena = torch.randn(3, BLOCKS, 2, 2, 8, 4)
-    before = arena.clone()
-    either.copy_blocks(arena, arena, torch.tensor(pairs, dtype=torch.int64).view(-1, 2))
+    wanted = arena.clone()
     for source, target in pairs:
-        assert torch.equal(arena[:, target], before[:, source])
-    kept = [i for i in range(BLOCKS) if i not in {target for _, target in pairs}]
-    assert torch.equal(arena[:, kept], before[:, kept])
+        wanted[:, target] = arena[:, source]
+    either.copy_blocks(arena, arena, ids(*pairs).view(-1, 2))
+    assert torch.equal(arena, wanted)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.uint8], ids=str)
 def test_gathered_blocks_scatter_elsewhere(either, dtype):
+    """Whole, and in parts."""
     arena = (torch.randn(3, BLOCKS, 2, 2, 8, 4) * 50).to(dtype)
     packed = torch.empty((2, 3, 2, 2, 8, 4), dtype=dtype)
     either.gather_blocks(packed, arena, ids(7, 2))
@@ -39,46 +42,31 @@ def test_gathered_blocks_scatter_elsewhere(either, dtype):
     other = torch.zeros((3, 5, 2, 2, 8, 4), dtype=dtype)
     either.scatter_blocks(other, packed, ids(0, 4))
     assert torch.equal(other[:, [0, 4]], arena[:, [7, 2]]) and not other[:, 1:4].any()
-
-
-def test_parts_of_blocks_are_gathered_and_scattered(either):
     arena = torch.randint(0, 256, (2, BLOCKS, 40), dtype=torch.uint8)
-    before, staging = arena.clone(), torch.empty(3, 2, 7, dtype=torch.uint8)
+    wanted, staging = arena.clone(), torch.empty(3, 2, 7, dtype=torch.uint8)
     either.gather_blocks(staging, arena, ids(8, 0, 4), 11)
     assert torch.equal(staging, arena[:, [8, 0, 4], 11:18].transpose(0, 1))
     either.scatter_blocks(arena, staging, ids(1, 2, 3), 33)
-    before[:, [1, 2, 3], 33:] = staging.transpose(0, 1)
-    assert torch.equal(arena, before)
+    wanted[:, [1, 2, 3], 33:] = staging.transpose(0, 1)
+    assert torch.equal(arena, wanted)
 
 
-def test_checksums_are_of_content(either):
-    arena = torch.randn(3, BLOCKS, 2, 2, 8, 4)
-    arena[:, 5] = arena[:, 1]
-    arena[2, 6] = arena[2, 1]
+@fuzz
+@given(seed=seeds, size=st.integers(1, 40))
+def test_checksums_are_those_of_every_device(either, seed, size):
+    """And of content: equal blocks have equal ones, in any order, and one bit tells."""
+    arena = torch.randint(0, 256, (4, 4, size), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
+    arena[:, 3] = arena[:, 1]
 
     def sums(*which: int) -> list[int]:
         out = torch.empty(len(which), dtype=torch.int64)
         either.checksum_blocks(out, arena, ids(*which))
         return out.tolist()
 
-    first = sums(*range(BLOCKS))
-    assert len(set(first)) == BLOCKS - 1 and first[1] == first[5]
-    arena.view(torch.int32)[1, 1, 1, 1, 7, 3] ^= 1  # one bit
-    assert sums(1) != first[1:2] and sums(5, 0) == [first[5], first[0]]
-
-
-@fuzz
-@given(seed=st.integers(0, 2**32 - 1), size=st.integers(1, 40))
-def test_checksums_are_those_of_every_device(either, seed, size):
-    arena = torch.randint(0, 256, (4, 3, size), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
-    sums = torch.empty(arena.shape[1], dtype=torch.int64)
-    either.checksum_blocks(sums, arena, torch.arange(len(sums)))
-    assert sums.tolist() == [checksum(block.numpy()) for block in arena.unbind(1)]
-
-
-def a_cache(rng: random.Random, layout: str = "", kind: str = "") -> Cache:
-    shape = (5, rng.choice([1, 2, 3]), rng.choice([8, 16]), rng.choice([16, 32, 80]))
-    return Cache(rng, layout or rng.choice(LAYOUTS), kind or rng.choice(KINDS), *shape)
+    first = sums(0, 1, 2, 3)
+    assert first == [checksum(block.numpy()) for block in arena.unbind(1)] and first[1] == first[3]
+    arena[seed % 4, 1, seed % size] ^= 1
+    assert sums(1) != first[1:2] and sums(3, 0) == [first[3], first[0]]
 
 
 def assert_stored(given: Cache, expected: Cache) -> None:
@@ -94,15 +82,15 @@ def assert_stored(given: Cache, expected: Cache) -> None:
 
 
 @fuzz
-@given(seed=st.integers(0, 2**32 - 1), count=st.integers(0, 12))
+@given(seed=seeds, count=st.integers(0, 12))
 def test_keys_and_values_go_to_their_slots_and_nowhere_else(either, seed, count):
     torch.manual_seed(seed)
     rng = random.Random(seed)
-    cache, dtype = a_cache(rng), rng.choice([torch.float32, torch.float16, torch.bfloat16])
+    heads, size, dim = rng.choice([1, 2, 3]), rng.choice([8, 16]), rng.choice([16, 32, 80])
+    cache = Cache(rng, rng.choice(LAYOUTS), rng.choice(KINDS), 5, heads, size, dim)
     expected = cache.moved(torch.arange(5))
-    heads, dim = cache.read().shape[1], cache.dim
-    keys, values = (torch.randn(2, count, heads + 3, dim)[:, :, 1 : heads + 1] * 3).to(dtype)
-    slots = torch.randperm(5 * cache.size)[:count]
+    keys, values = (torch.randn(2, count, heads + 3, dim)[:, :, 1 : heads + 1] * 3).to(rng.choice(FLOATS))
+    slots = torch.randperm(5 * size)[:count]
     slots[torch.rand(count) < 0.3] = -1
     for i, slot in enumerate(slots.tolist()):
         if slot >= 0:
@@ -111,10 +99,10 @@ def test_keys_and_values_go_to_their_slots_and_nowhere_else(either, seed, count)
     assert_stored(cache, expected)
 
 
-@pytest.mark.parametrize("kind", ["fp8_e4m3", "fp8_e5m2", "int8"])
+@EIGHT_BITS
 def test_all_numbers_of_eight_bits_are_read_as_torch_reads_them(kernels, kind):
     """Attention to one key gives its value: 16 sequences of one token, each with 16 of the 256 bytes as its value."""
-    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+    for dtype in FLOATS:
         stored = torch.arange(256, dtype=torch.int16).to(torch.uint8)
         keys, values = torch.zeros(2, 16, 1, 8, 16, dtype=torch.uint8)
         values[:, 0, 0] = stored.view(16, 16)
@@ -136,19 +124,13 @@ def written(kernels, numbers: torch.Tensor, kind: str, scale: float) -> torch.Te
     return keys.flatten()[: len(numbers)].view(BYTES[kind])
 
 
-@pytest.mark.parametrize("kind", ["fp8_e4m3", "fp8_e5m2", "int8"])
+@EIGHT_BITS
 def test_all_halves_are_written_as_torch_rounds_them_but_saturated(kernels, kind):
-    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+    """The quotient is what is rounded: a product with 1 / scale falls on another side of halves, or is no number."""
+    for dtype in FLOATS:
         halves = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(torch.float16).to(dtype)
-        expected = to_eight_bits(halves.float() * 0.5, kind).float()
-        torch.testing.assert_close(
-            written(kernels, halves, kind, 2.0).float(), expected, rtol=0, atol=0, equal_nan=True
-        )
-
-
-@pytest.mark.parametrize("kind", ["fp8_e4m3", "fp8_e5m2", "int8"])
-def test_eight_bits_are_of_the_quotient(kernels, kind):
-    """Not of a product with 1 / scale, which falls on another side of halves, or is no number."""
+        found, expected = written(kernels, halves, kind, 2.0).float(), to_eight_bits(halves.float() * 0.5, kind)
+        torch.testing.assert_close(found, expected.float(), rtol=0, atol=0, equal_nan=True)
     for scale in (3.0, 0.7, 1e-39):
         halves = torch.arange(2**15 - 2**10, dtype=torch.int16).view(torch.float16).float()
         wide = torch.cat((halves, halves * scale))
@@ -159,7 +141,7 @@ def test_eight_bits_are_of_the_quotient(kernels, kind):
 def test_a_key_that_is_broken_stays_broken(kernels):
     """NaN among numbers of 8 bits with a scale of their own, and infinity."""
     cache = Cache(random.Random(0), "hnd", "int8_paged", 1, 1, 8, 16)
-    keys, values = torch.ones(2, 1, 16), torch.ones(2, 1, 16)
+    keys, values = torch.ones(2, 2, 1, 16)
     keys[0, 0, 3], values[1, 0, 5] = float("nan"), float("inf")
     kernels.cache_write(cache.handle(kernels), keys, values, ids(0, 1))
     stored = cache.read()[0, 0]
@@ -168,7 +150,7 @@ def test_a_key_that_is_broken_stays_broken(kernels):
         torch.testing.assert_close(whole, torch.ones(16).double(), rtol=1e-3, atol=0)
 
 
-@pytest.mark.parametrize("kind", ["fp8_e4m3", "fp8_e5m2", "int8", "int8_paged"])
+@pytest.mark.parametrize("kind", [*BYTES, "int8_paged"])
 def test_what_is_too_large_saturates(kernels, kind):
     """Also with a scale for each slot, which ends where float16 does."""
     cache = Cache(random.Random(0), "hnd", kind, 1, 2, 8, 16)

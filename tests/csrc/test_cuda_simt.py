@@ -33,7 +33,7 @@ def simulator() -> Path:
 
 @pytest.mark.slow
 @pytest.mark.scaled
-@pytest.mark.timeout(900)  # the first of them builds
+@pytest.mark.timeout(1800)  # the first of them builds
 @pytest.mark.parametrize("batch", BATCHES)
 def test_kernels_agree_with_float64(simulator: Path, batch: str) -> None:
     run_cases(simulator, {group: draws(usual(count), count) for group, count in BATCHES[batch].items()})

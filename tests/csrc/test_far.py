@@ -66,23 +66,17 @@ def test_blocks_far_away(extension: ModuleType) -> None:
 def test_rows_far_apart(extension: ModuleType) -> None:
     torch.manual_seed(0)
     near, cos, sin, weight = torch.randn(2, 4, 32), torch.rand(2, 16), torch.rand(2, 16), torch.rand(128)
-    far = memory().as_strided((2, 4, 32), (2**31, 32, 1))
-    far.copy_(near)
+    far = memory().as_strided((2, 4, 32), (2**31, 32, 1)).copy_(near)
     results: list[list[Tensor]] = []
     for heads in (near, far):
-        rows = heads.view(2, 128)
-        normed, gated = torch.empty(2, 128), torch.empty(2, 64)
+        rows, normed, gated = heads.view(2, 128), torch.empty(2, 128), torch.empty(2, 64)
         extension.rms_norm(normed, rows, weight, 1e-5)
         extension.silu_and_mul(gated, rows)
         extension.rotary(heads, None, cos, sin, 32)
         results.append([heads, normed, gated])
     assert all(map(torch.equal, *results))
-
-
-def test_rows_of_a_large_matrix(extension: ModuleType) -> None:
     data = memory()[: 2**31 + 2**12].view(-1, 32)
-    rows = torch.tensor([len(data) - 3, 1])
-    data[rows] = torch.randn(2, 32)
-    looked_up = torch.empty(2, 32)
-    extension.weight_rows(looked_up, extension.Weight(data, "f32", *data.shape), rows)
-    assert torch.equal(looked_up, data[rows])
+    wanted, looked_up = torch.tensor([len(data) - 3, 1]), torch.empty(2, 32)
+    data[wanted] = torch.randn(2, 32)
+    extension.weight_rows(looked_up, extension.Weight(data, "f32", *data.shape), wanted)
+    assert torch.equal(looked_up, data[wanted])

@@ -20,7 +20,7 @@ NONE, HALVES = (0, 0), [(0, 32), (32, 32)]
 DIVIDED = ("kv_heads", "hidden", "inner")
 TOKENS, PLAN_BYTES = 8, 4096
 HEAD = struct.Struct("=IIq")  # kind, number, bytes
-ORDER, HIDDEN, BLOCKS = 1, 2, 3
+BLOCKS = 3
 
 
 def memory_of(extension: ModuleType) -> torch.Tensor:
@@ -34,9 +34,8 @@ def decoder_of(extension: ModuleType, team: Any, fd: int, **changes: Any) -> Any
     head, matrix, turns = torch.ones(32, 16), torch.ones(64, 16), torch.ones(16, 4)
     nothing = {f"host_{name}": [NONE, NONE] for name in (*DIVIDED, "expert_inner", "shared_inner", "layers")}
     own = dict.fromkeys((*DIVIDED, "layers"), NONE)
-    links = extension.HostLinks(team, [fd, -1], 1)
-    room = {"tokens": TOKENS, "plan_bytes": PLAN_BYTES}
-    share = {"team": team, "links": links, **room, **own, "vocab": (32, 32), **nothing, "host_vocab": HALVES, **changes}
+    share = {"team": team, "links": extension.HostLinks(team, [fd, -1], 1), "tokens": TOKENS, "plan_bytes": PLAN_BYTES}
+    share |= {**own, "vocab": (32, 32), **nothing, "host_vocab": HALVES, **changes}
     weights = (extension.Weight(matrix, "f32", 64, 16), extension.Weight(head, "f32", 32, 16))
     return extension.Llama(SIZES, *weights, torch.ones(16), turns, turns, [], share=share)
 
@@ -89,25 +88,13 @@ def test_blocks_are_put_where_they_belong(extension: ModuleType) -> None:
     assert team.trouble.startswith("host 0 has sent what is not expected")
 
 
-@pytest.mark.parametrize(
-    ("fds", "host", "field"), [([-1], 0, "fds"), ([5, 6], 0, "fds"), ([-1, 5], 2, "host"), ([-1, 5], -1, "host")]
-)
-def test_what_are_no_links_is_refused_by_name(extension: ModuleType, fds: list[int], host: int, field: str) -> None:
+def test_what_are_no_links_and_no_layers_of_hosts_is_refused_by_name(extension: ModuleType) -> None:
     team = extension.Team(memory_of(extension), 0, 1, 1.0)
-    with pytest.raises(ValueError, match=f"^{field}: "):
-        extension.HostLinks(team, fds, host)
-
-
-@pytest.mark.parametrize(
-    ("layers", "says"),
-    [
-        ([NONE], "has no span for each host"),
-        ([(0, 1), NONE], "has hosts whose layers do not follow each other"),
-        ([(0, -1), (-1, 1)], "has hosts whose layers do not follow each other"),
-        ([(0, 1 << 62), (1 << 62, 1 << 62)], "has hosts whose layers do not follow each other"),
-    ],
-)
-def test_layers_that_no_hosts_have_are_refused(extension: ModuleType, layers: list[tuple[int, int]], says: str) -> None:
-    team = extension.Team(memory_of(extension), 0, 1, 1.0)
-    with pytest.raises(ValueError, match=f"^share: {says}"):
-        decoder_of(extension, team, 0, host_layers=layers)
+    for fds, host, field in (([-1], 0, "fds"), ([5, 6], 0, "fds"), ([-1, 5], 2, "host"), ([-1, 5], -1, "host")):
+        with pytest.raises(ValueError, match=f"^{field}: "):
+            extension.HostLinks(team, fds, host)
+    apart, far = "has hosts whose layers do not follow each other", 1 << 62
+    wrong = [([NONE], "has no span for each host"), ([(0, 1), NONE], apart)]
+    for layers, says in [*wrong, ([(0, -1), (-1, 1)], apart), ([(0, far), (far, far)], apart)]:
+        with pytest.raises(ValueError, match=f"^share: {says}"):
+            decoder_of(extension, team, 0, host_layers=layers)

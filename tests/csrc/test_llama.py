@@ -11,79 +11,71 @@ from torch import Tensor
 
 
 def test_what_it_refers_to_lives_as_long_as_it_does(extension: ModuleType) -> None:
+    """A decoder's weights, an adapter's, and the layers of an arena, whatever becomes of the lists they came in."""
+
+    def llama(weights: Weights) -> tuple[object, list]:
+        arguments = weights.arguments()
+        arguments["layers"].append(weights.layer() | weights.experts())
+        return extension.Llama(**arguments), [*arguments["layers"], arguments["layers"], arguments]
+
+    def lora(weights: Weights) -> tuple[object, list]:
+        layers = [{"out": (weights.matrix(4), ((weights.matrix(4), 0),))}]
+        return extension.Lora(1.0, layers), [layers[0], layers]
+
+    def kv(weights: Weights) -> tuple[object, list]:
+        layers = [weights.tensor(4, 1, 2, BLOCK_SIZE, 16), extension.KvCache(weights.tensor(4, 1, 2, BLOCK_SIZE, 16))]
+        return extension.Kv(layers), [layers]
+
+    for make in (llama, lora, kv):
+        weights = Weights(extension)
+        made, containers = make(weights)
+        for each in containers:
+            each.clear()
+        del containers, each
+        assert all(weights.alive()), make.__name__
+        del made
+        assert not any(weights.alive()), make.__name__
+
+
+def test_parts_that_do_not_fit_are_refused_by_name(extension: ModuleType) -> None:
+    """Experts, and norms of queries and keys, which are of a head each or of all."""
     weights = Weights(extension)
-    arguments = weights.arguments()
-    arguments["layers"].append(weights.layer() | weights.experts())
-    llama = extension.Llama(**arguments)
-    arguments["layers"][0].clear()
-    arguments["layers"].clear()
-    del arguments
-    assert all(weights.alive())
-    del llama
-    assert not any(weights.alive())
-
-
-def test_experts_that_do_not_fit_are_refused_by_name(extension: ModuleType) -> None:
-    weights = Weights(extension)
-    wrong = [
-        ("router", weights.stack(4)),
-        ("router", ()),
-        ("expert_gate_up", weights.stack(64, 64)),
-        ("expert_gate_up", weights.stack(64, 64, 32)),
-        ("expert_down", weights.stack(32, 32, 16)),
-        ("top", 0),
-        ("top", 4),
-        ("shared_gate_up", weights.stack(32)),
-        ("shared_down", weights.stack(32, 32)),
-        ("shared_gate", weights.stack(2)),
-        ("router_bias", weights.tensor(4)),
-        ("router_correction", weights.tensor(2)),
-        ("expert_gate_up_bias", weights.tensor(3, 32)),
-        ("expert_down_bias", weights.tensor(2, 32)),
-        ("groups", 2),
-        ("groups", 3),
-        ("top_groups", 2),
-        ("share_scale", float("inf")),
-        ("swiglu_limit", float("nan")),
-    ]
-    for name, value in wrong:
-        layer = weights.layer() | weights.experts() | {name: value}
-        with pytest.raises(ValueError, match=f"^({name}|router)"):
-            extension.Llama(**weights.arguments() | {"layers": [layer]})
-
-
-@pytest.mark.parametrize("sizes", [(16, 32), (32, 32), (32, None)])
-def test_norms_are_of_a_head_each_or_of_all(extension: ModuleType, sizes: tuple[int, int | None]) -> None:
-    weights = Weights(extension)
-    norms = {name: weights.tensor(size) for name, size in zip(("q_norm", "k_norm"), sizes, strict=True) if size}
-    with pytest.raises(ValueError, match=r"^[qk]_norm"):
-        extension.Llama(**weights.arguments() | {"layers": [weights.layer() | norms]})
-
-
-@pytest.mark.parametrize("as_cache", [False, True])
-def test_layers_of_an_arena_outlive_the_list_they_came_in(extension: ModuleType, as_cache: bool) -> None:
-    weights = Weights(extension)
-    tensor = weights.tensor(4, 1, 2, BLOCK_SIZE, 16)
-    layers = [extension.KvCache(tensor) if as_cache else tensor]
-    kv = extension.Kv(layers)
-    layers.clear()
-    del tensor
-    assert all(weights.alive())
-    del kv
-    assert not any(weights.alive())
+    tensor, stack = weights.tensor, weights.stack
+    wrong = {
+        "router": [stack(4), ()],
+        "expert_gate_up": [stack(64, 64), stack(64, 64, 32)],
+        "expert_down": [stack(32, 32, 16)],
+        "top": [0, 4],
+        "shared_gate_up": [stack(32)],
+        "shared_down": [stack(32, 32)],
+        "shared_gate": [stack(2)],
+        "router_bias": [tensor(4)],
+        "router_correction": [tensor(2)],
+        "expert_gate_up_bias": [tensor(3, 32)],
+        "expert_down_bias": [tensor(2, 32)],
+        "groups": [2, 3],
+        "top_groups": [2],
+        "share_scale": [float("inf")],
+        "swiglu_limit": [float("nan")],
+    }
+    rows = [(name, value) for name, values in wrong.items() for value in values]
+    layers = [(weights.experts() | {name: value}, f"{name}|router") for name, value in rows]
+    norms = [{"q_norm": tensor(16), "k_norm": tensor(32)}, {"q_norm": tensor(32), "k_norm": tensor(32)}]
+    layers += [(each, "[qk]_norm") for each in (*norms, {"q_norm": tensor(32)})]
+    for spoilt, who in layers:
+        with pytest.raises(ValueError, match=f"^({who})"):
+            extension.Llama(**weights.arguments() | {"layers": [weights.layer() | spoilt]})
 
 
 def test_threads_take_turns(extension: ModuleType) -> None:
-    """Two that step the same decoder, in arenas of their own, get what each would alone."""
-    weights = Weights(extension)
-    arguments = weights.arguments()
-    arguments["layers"][0] |= weights.experts()
+    """Those that step the same decoder, in arenas of their own, get what each would alone."""
+    arguments = Weights(extension).arguments()
+    arguments["layers"][0] |= Weights(extension).experts()
     llama = extension.Llama(**arguments)
 
     def states(tokens: int) -> Iterator[Tensor]:
         kv = extension.Kv([torch.zeros(BLOCKS, 1, 2, BLOCK_SIZE, 16)])
-        places = torch.arange(tokens)
-        lens = torch.tensor([tokens], dtype=torch.int32)
+        places, lens = torch.arange(tokens), torch.tensor([tokens], dtype=torch.int32)
         table, cu_q = torch.arange(BLOCKS, dtype=torch.int32)[None], torch.tensor([0, tokens], dtype=torch.int32)
         while True:
             hidden = torch.empty(tokens, 32)
@@ -91,14 +83,12 @@ def test_threads_take_turns(extension: ModuleType) -> None:
             yield hidden
 
     def work(tokens: int, expected: Tensor) -> None:
-        wrong.extend(
-            tokens for _, hidden in zip(range(150), states(tokens), strict=False) if not hidden.equal(expected)
-        )
+        steps = zip(range(150), states(tokens), strict=False)
+        wrong.extend(tokens for _, hidden in steps if not hidden.equal(expected))
 
     wrong: list[int] = []
-    lengths = (3, 90, 17)
-    alone = [next(states(tokens)) for tokens in lengths]
-    threads = [threading.Thread(target=work, args=pair) for pair in zip(lengths, alone, strict=True)]
+    alone = {tokens: next(states(tokens)) for tokens in (3, 90, 17)}
+    threads = [threading.Thread(target=work, args=pair) for pair in alone.items()]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
 HEADERS = Path(sysconfig.get_path("include")) / "Python.h"
 CMAKE = """
 import os, pathlib, sys
@@ -26,61 +25,48 @@ if words[0] == "-S":
     (build / "build.ninja").touch()
     (build / "called").write_text(" ".join(words))
 """
-pytestmark = [
-    pytest.mark.skipif(not HEADERS.exists(), reason="Python's headers are missing"),
-    pytest.mark.skipif(not shutil.which("make"), reason="there is no make"),
-    pytest.mark.skipif(not shutil.which("c++"), reason="there is no C++ compiler"),
-]
 
 
-class Checkout:
-    """The files that `make` reads, an environment that is complete, and a CMake that builds nothing."""
+@pytest.mark.skipif(not HEADERS.exists(), reason="Python's headers are missing")
+@pytest.mark.skipif(not (shutil.which("make") and shutil.which("c++")), reason="there is no make, or no C++ compiler")
+def test_what_each_target_asks_for(root: Path, tmp_path: Path) -> None:
+    """In a checkout whose environment is complete: running needs this machine's instruction set, and keeps what tests
+    have built; only CI builds CUDA without a device."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        for name in ("Makefile", "tools/build_extension.sh", "pyproject.toml", "requirements/constraints.txt"):
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(ROOT / name, folder / name)
-        binaries = folder / ".venv/bin"
-        binaries.mkdir(parents=True)
-        (folder / "gpu_worker").mkdir()
-        (binaries / "python").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
-        (binaries / "cmake").write_text(f"#!{sys.executable}{CMAKE}")
-        for program in binaries.iterdir():
-            program.chmod(0o755)
-        for marker in ("to-run", ""):
-            (folder / ".venv" / f".installed{marker and '-' + marker}").touch()
-
-    def options(self, *words: str, **variables: str) -> set[str]:
-        """What CMake was told of octavo by `make` and these words; empty if it was not asked to configure."""
-        for called in self.folder.glob("build/*/called"):
+    def options(folder: str, *words: str, **variables: str) -> set[str]:
+        """What CMake was told of octavo; empty if it was not asked to configure."""
+        checkout = tmp_path / folder
+        if not checkout.exists():
+            make_checkout(root, checkout)
+        unset = {"CI", "ISAS", "CUDA", "CMAKE_ARGS"}
+        kept = {name: value for name, value in os.environ.items() if name not in unset and not name.startswith("MAKE")}
+        subprocess.run(["make", "--silent", *words], cwd=checkout, env=kept | variables, check=True)
+        told = "".join(called.read_text() for called in checkout.glob("build/*/called")).split()
+        for called in checkout.glob("build/*/called"):
             called.unlink()
-        kept = {name: value for name, value in os.environ.items() if name not in ("CI", "ISAS", "CUDA", "CMAKE_ARGS")}
-        environment = {name: value for name, value in kept.items() if not name.startswith("MAKE")} | variables
-        subprocess.run(["make", "--silent", *words], cwd=self.folder, env=environment, check=True)
-        told = "".join(called.read_text() for called in self.folder.glob("build/*/called")).split()
         named = dict(word.removeprefix("-DOCTAVO_").split("=") for word in told if word.startswith("-DOCTAVO_"))
         return {f"{name}={value}" for name, value in named.items()}  # of two values CMake takes the second
 
-
-@pytest.fixture
-def checkout(tmp_path: Path) -> Checkout:
-    return Checkout(tmp_path)
-
-
-def test_running_needs_this_machines_instruction_set(checkout: Checkout) -> None:
-    assert checkout.options("extension") == {"ISAS=native"}
-    assert not checkout.options("extension")
-
-
-def test_only_ci_builds_cuda_without_a_device(checkout: Checkout) -> None:
-    assert checkout.options("install") == {"ISAS=tests"}
-    assert not checkout.options("install")
-    assert checkout.options("install", CI="true") == {"CUDA=NVCC"}
-    assert checkout.options("cuda") == {"CUDA=ON"}
+    assert options("runs", "extension") == {"ISAS=native"}
+    assert not options("runs", "extension")
+    assert options("tests", "install") == {"ISAS=tests"}
+    assert not options("tests", "install")
+    assert not options("tests", "extension")
+    assert options("tests", "extension", ISAS="native") == {"ISAS=native"}
+    assert options("tests", "install", CI="true") == {"ISAS=tests", "CUDA=NVCC"}
+    assert options("tests", "cuda") == {"CUDA=ON"}
 
 
-def test_running_keeps_what_tests_have_built(checkout: Checkout) -> None:
-    checkout.options("install")
-    assert not checkout.options("extension")
-    assert checkout.options("extension", ISAS="native") == {"ISAS=native"}
+def make_checkout(root: Path, folder: Path) -> None:
+    for name in ("Makefile", "tools/build_extension.sh", "pyproject.toml", "requirements/constraints.txt"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(root / name, folder / name)
+    binaries = folder / ".venv/bin"
+    binaries.mkdir(parents=True)
+    (folder / "gpu_worker").mkdir()
+    (binaries / "python").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    (binaries / "cmake").write_text(f"#!{sys.executable}{CMAKE}")
+    for program in binaries.iterdir():
+        program.chmod(0o755)
+    for marker in (".installed-to-run", ".installed"):
+        (folder / ".venv" / marker).touch()

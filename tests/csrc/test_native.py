@@ -23,33 +23,36 @@ LEVELS = {
 }
 
 
-@pytest.fixture
-def kernel_flags() -> set[str]:
-    """What the kernel of this machine says its CPU can do."""
-    cpuinfo = Path("/proc/cpuinfo")
-    if platform.machine() != "x86_64" or not cpuinfo.exists():
-        pytest.skip("not Linux on x86-64")
-    flags = next(line for line in cpuinfo.read_text().splitlines() if line.startswith("flags"))
-    return set(flags.split(":")[1].split())
-
-
-def bindings(*files: str, root: Path) -> str:
-    """The digest of `files` in csrc/bind, without their comments and spaces."""
-    text = "".join((root / "csrc/bind" / name).read_text() for name in sorted(files))
+def digest(files: set[Path]) -> str:
+    """Of their texts without comments and spaces."""
+    text = "".join(path.read_text() for path in sorted(files))
     return hashlib.sha256(re.sub(r"//.*|\s+", "", text).encode()).hexdigest()[:12]
 
 
 def test_a_module_is_known_by_the_sources_of_its_bindings(root: Path) -> None:
     """Whoever changes what a module offers to Python copies the digest that is missing here to native.py."""
-    files = {path.name for path in (root / "csrc/bind").iterdir()}
-    cuda = {"cuda_module.cpp"}
-    cpu = bindings(*files - cuda, root=root)
-    assert {"gpu_worker._C_cpu": cpu, "gpu_worker._C_cuda": bindings(*cuda, root=root)} == native.BINDINGS
+    files, cuda = set((root / "csrc/bind").iterdir()), {root / "csrc/bind/cuda_module.cpp"}
+    assert {"gpu_worker._C_cpu": digest(files - cuda), "gpu_worker._C_cuda": digest(cuda)} == native.BINDINGS
 
 
-def test_the_level_is_the_best_that_is_there(extension: ModuleType, kernel_flags: set[str]) -> None:
+def test_the_level_is_the_best_that_is_there(extension: ModuleType) -> None:
+    """By what the kernel of this machine says its CPU can do."""
+    cpuinfo = Path("/proc/cpuinfo")
+    if platform.machine() != "x86_64" or not cpuinfo.exists():
+        pytest.skip("not Linux on x86-64")
+    flags = re.search(r"^flags\s*: (.*)$", cpuinfo.read_text(), re.MULTILINE)
+    kernel_flags = set(flags[1].split())
     best = next(level for level, needs in LEVELS.items() if needs | LEVELS["avx2"] <= kernel_flags or not needs)
     assert extension.isa() == extension.build_info()["isa"] == best
+
+
+def test_all_ops_have_a_definition(extension: ModuleType) -> None:
+    """But those that change how weights are stored, what only Python defines, and what is no op."""
+    stored = "quantize populate_blocks pack repack packed_bytes Weight Llama Lora Kv KvCache Team TEAM_BYTES HostLinks"
+    about = "best_isa bindings version build_info isa isas select_isa threads set_threads ArgumentError ref inside"
+    others = {*stored.split(), *about.split(), "part_sum"}  # of which gpu_worker/migration/blocks/checksum.py has one
+    public, defined = ({n for n in dir(each) if not n.startswith("_")} for each in (extension, extension.ref))
+    assert defined == public - others
 
 
 def test_without_the_extension_there_is_none_and_no_error(tmp_path: Path) -> None:

@@ -4,9 +4,8 @@ Ranks are threads here: a meeting does not know whether those whom it waits for 
 """
 
 import random
-import threading
 import time
-from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType
 
 import pytest
@@ -21,29 +20,10 @@ def team_memory(num_bytes: int = 4096) -> torch.Tensor:
     return whole[start : start + CONTROL + num_bytes]
 
 
-def in_threads(size: int, work: Callable[[int], None]) -> None:
-    errors: list[BaseException] = []
-
-    def one(rank: int) -> None:
-        try:
-            work(rank)
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=one, args=(rank,)) for rank in range(size)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert not errors
-    assert not any(thread.is_alive() for thread in threads)
-
-
 @pytest.mark.parametrize("size", [1, 2, 3, 8])
 def test_all_see_what_each_wrote_before(extension: ModuleType, size: int) -> None:
-    memory = team_memory()
+    memory, rng = team_memory(), random.Random(size)
     room = memory[CONTROL:].view(torch.int64)
-    rng = random.Random(size)
     pauses = [[rng.random() < 0.05 for _ in range(100)] for _ in range(size)]
 
     def rank(number: int) -> None:
@@ -56,27 +36,24 @@ def test_all_see_what_each_wrote_before(extension: ModuleType, size: int) -> Non
             assert room[:size].tolist() == [turn * size + other for other in range(size)]
             assert team.meet()
 
-    in_threads(size, rank)
+    with ThreadPoolExecutor(size) as ranks:
+        list(ranks.map(rank, range(size), timeout=60))
 
 
-def test_one_that_does_not_come_is_named_and_holds_up_nobody(extension: ModuleType) -> None:
+def test_who_does_not_come_or_breaks_off_holds_up_nobody(extension: ModuleType) -> None:
     memory = team_memory()
     first, second = (extension.Team(memory, rank, 3, 0.2) for rank in range(2))
-    began = time.monotonic()
-    in_threads(2, lambda rank: [first, second][rank].meet())
-    assert time.monotonic() - began < 5
-    assert "rank 2 has not come" in first.trouble
-    assert first.trouble == second.trouble
+    with ThreadPoolExecutor() as ranks:
+        list(ranks.map(lambda team: team.meet(), (first, second), timeout=20))
+    assert "rank 2 has not come" in first.trouble and first.trouble == second.trouble
     assert not first.meet()
-
-
-def test_who_breaks_off_ends_every_meeting(extension: ModuleType) -> None:
     memory = team_memory()
-    waiting = extension.Team(memory, 0, 2, 60.0)
-    threading.Timer(0.1, extension.Team(memory, 1, 2, 60.0).break_off).start()
-    began = time.monotonic()
-    assert not waiting.meet()
-    assert time.monotonic() - began < 5
+    waiting, other = (extension.Team(memory, rank, 2, 60.0) for rank in range(2))
+    with ThreadPoolExecutor() as ranks:
+        meeting = ranks.submit(waiting.meet)
+        time.sleep(0.1)
+        other.break_off()
+        assert not meeting.result(20)
     assert waiting.trouble == "a rank has ended"
 
 

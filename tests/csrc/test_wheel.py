@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = ("octavo", "octavo_bench", "router", "gpu_worker")
 START = """
 import importlib.machinery, logging, sys, torch
 sys.path.insert(0, sys.argv[1])
@@ -22,54 +22,48 @@ print(ops.choose_ops(torch.device("cpu")).name, "|", native_checks.cpu_extension
 """
 
 
-def build(hook: str, directory: Path, **settings: str) -> Path:
+def build(root: Path, hook: str, directory: Path, **settings: str) -> Path:
     """Builds as pip calls scikit-build-core, with the tools that are here."""
     code = f"from scikit_build_core.build import {hook}; print('made', {hook}({str(directory)!r}, {settings!r}))"
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return directory / done.stdout.rsplit("made ", 1)[1].strip()
 
 
-def tracked(*folders: str) -> set[str]:
-    done = subprocess.run(["git", "ls-files", *folders], cwd=ROOT, capture_output=True, text=True, check=True)
+@pytest.fixture
+def tracked(root: Path) -> set[str]:
+    done = subprocess.run(["git", "ls-files", *PACKAGES], cwd=root, capture_output=True, text=True, check=True)
     return set(done.stdout.splitlines())
 
 
-def test_a_source_distribution_has_what_it_takes_to_build(tmp_path):
-    with tarfile.open(build("build_sdist", tmp_path)) as archive:
+def test_a_source_distribution_has_what_it_takes_to_build(root: Path, tmp_path: Path, tracked: set[str]) -> None:
+    with tarfile.open(build(root, "build_sdist", tmp_path)) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
-    needed = ["pyproject.toml", "LICENSE", "docs/package.md", "csrc/CMakeLists.txt", "csrc/cuda/CMakeLists.txt"]
-    sources = [
-        path for pattern in ("*.cpp", "*.h", "*.inl", "*.cu", "*.cuh") for path in ROOT.glob(f"csrc/**/{pattern}")
-    ]
-    assert {*needed, *(str(path.relative_to(ROOT)) for path in sources)} <= names
-    assert not tracked("octavo", "octavo_bench", "router", "gpu_worker") - names
-    assert not [name for name in names if name.endswith(".so") or name.startswith((".", "build/"))]
-    folders = {"octavo", "octavo_bench", "router", "gpu_worker", "csrc", "protos", "docs"}
-    elsewhere = {name.partition("/")[0] for name in names} - folders
-    assert elsewhere <= {"pyproject.toml", "LICENSE", "PKG-INFO", "README.md", "CHANGELOG.md", "CONTRIBUTING.md", ""}
-    assert not [name for name in names if name.endswith((".png", ".jpg")) or name.startswith("docs/measurements")]
+    needed = {"pyproject.toml", "LICENSE", "docs/package.md", "csrc/CMakeLists.txt", "csrc/cuda/CMakeLists.txt"}
+    ends = ("*.cpp", "*.h", "*.inl", "*.cu", "*.cuh")
+    needed |= {str(path.relative_to(root)) for end in ends for path in root.glob(f"csrc/**/{end}")}
+    assert needed | tracked <= names
+    assert not [name for name in names if name.endswith((".so", ".png", ".jpg"))]
+    assert not [name for name in names if name.startswith((".", "build/", "docs/measurements"))]
+    top = {name.partition("/")[0] for name in names} - {*PACKAGES, "csrc", "protos", "docs"}
+    assert top <= {"pyproject.toml", "LICENSE", "PKG-INFO", "README.md", "CHANGELOG.md", "CONTRIBUTING.md", ""}
 
 
 @pytest.mark.long
-def test_a_wheel_without_the_extension_runs_on_the_reference_and_says_so(tmp_path):
-    wheel = build("build_wheel", tmp_path, **{"wheel.cmake": "false"})
+def test_a_wheel_without_the_extension_runs_on_the_reference_and_says_so(
+    root: Path, tmp_path: Path, tracked: set[str]
+) -> None:
+    wheel = build(root, "build_wheel", tmp_path, **{"wheel.cmake": "false"})
     assert wheel.name.endswith("-py3-none-any.whl")
     with zipfile.ZipFile(wheel) as archive:
-        assert not [name for name in archive.namelist() if name.endswith(".so")]
         names = set(archive.namelist())
         archive.extractall(tmp_path / "site")
-    data = {
-        path
-        for path in tracked("octavo", "octavo_bench", "router", "gpu_worker")
-        if not path.endswith((".py", "README.md"))
-    }
+    data = {path for path in tracked if not path.endswith((".py", "README.md"))}
     assert data and data <= names  # pages, functions of the store, marks of types
+    assert not [name for name in names if name.endswith(".so")]
     command = [sys.executable, "-c", START, str(tmp_path / "site")]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("reference")
-    assert "not built" in done.stdout
+    assert done.stdout.startswith("reference") and "not built" in done.stdout
     assert "running on the reference ops" in done.stderr

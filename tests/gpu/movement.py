@@ -7,13 +7,11 @@ from typing import Any
 import torch
 from bandwidth import copy_bandwidth, host_bandwidth
 from target import Target, target
-from timing import Call, medians, ratio
+from timing import Case, report
 from torch import Tensor
 
 from gpu_worker.ops.kv_format import KvShape
 from gpu_worker.ops.native_cuda import SMALL_RUN, ref
-
-Case = tuple[str, float, Call, Call | None]  # op, bytes read and written, ours, torch's
 
 
 def swaps(t: Target) -> None:
@@ -51,21 +49,6 @@ def timed(t: Target, run: Callable[[], object]) -> float:
     begin = time.perf_counter()
     run()
     return time.perf_counter() - begin
-
-
-def within(t: Target) -> None:
-    """Every op on blocks, over all of an arena's layers or over one of many blocks."""
-    copy = copy_bandwidth(t)
-    rows = []
-    for op, num_bytes, call, peer in (*gathers(t), *conversions(t), *writes(t)):
-        times = medians(t, {"ours": call} | ({"torch": peer} if peer else {}), 1)
-        rate = num_bytes / times["ours"]
-        share = rate / copy
-        rows.append(
-            (op, f"{times['ours'] * 1e6:.1f}", f"{rate / 1e9:.0f}", f"{share:.0%}", ratio(times, "ours", "torch"))
-        )
-    head = ("op", "µs", "GB/s", "of copy", "torch")
-    t.table("Blocks within the device, bfloat16 (goal: ≥ 90 % for gather and scatter)", head, rows)
 
 
 def gathers(t: Target) -> list[Case]:
@@ -155,7 +138,9 @@ def main() -> None:
     t = target()
     torch.manual_seed(0)
     swaps(t)
-    within(t)
+    cases = [*gathers(t), *conversions(t), *writes(t)]  # over all of an arena's layers or over one of many blocks
+    title = "Blocks within the device, bfloat16 (goal: ≥ 90 % for gather and scatter)"
+    report(t, title, copy_bandwidth(t), [(1, cases)])
     t.finish()
 
 

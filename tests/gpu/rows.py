@@ -1,11 +1,9 @@
 """Ops on rows: norms and activations; and from logits to tokens. Against copying, and torch."""
 
-from collections.abc import Callable
-
 import torch
 from bandwidth import copy_bandwidth
 from target import Target, target
-from timing import Call, medians, ratio, sets
+from timing import Call, Case, report, sets
 from torch import Tensor
 from torch.nn import functional
 
@@ -14,25 +12,7 @@ from gpu_worker.ops.native_cuda import ref
 from gpu_worker.sampling.filters import columns_of
 from octavo.request.sampling import SamplingParams
 
-Case = tuple[str, float, Call, Call | None]  # op, bytes read and written, ours, torch's
-HEAD = ("op", "rows", "µs", "GB/s", "of copy", "torch")
 TOP_K, TOP_P, NUM_TOP = 50, 0.9, 5
-
-
-def report(
-    t: Target, title: str, cases: Callable[[Target, int], tuple[int, list[Case]]], counts: tuple[int, ...]
-) -> None:
-    """`cases` of so many rows: how many sets of inputs they go through, and the ops."""
-    copy = copy_bandwidth(t)
-    lines = []
-    for count in counts:
-        num_sets, found = cases(t, count)
-        for op, num_bytes, call, peer in found:
-            times = medians(t, {"ours": call} | ({"torch": peer} if peer else {}), num_sets)
-            rate = num_bytes / times["ours"]
-            speed = f"{times['ours'] * 1e6:.1f}", f"{rate / 1e9:.0f}", f"{rate / copy:.0%}"
-            lines.append((op, count, *speed, ratio(times, "ours", "torch")))
-    t.table(title, HEAD, lines)
 
 
 def hidden(t: Target, count: int) -> tuple[int, list[Case]]:
@@ -53,18 +33,18 @@ def hidden(t: Target, count: int) -> tuple[int, list[Case]]:
 
     return num_sets, [
         (
-            "rms_norm",
+            f"rms_norm, {count} rows",
             2 * size,
             lambda i: ours.rms_norm(ref(out), ref(x[i]), ref(weight), 1e-5, stream),
             lambda i: functional.rms_norm(x[i], (width,), weight, 1e-5),
         ),
         (
-            "fused_add_rms_norm",
+            f"fused_add_rms_norm, {count} rows",
             4 * size,
             lambda i: ours.fused_add_rms_norm(ref(x[i]), ref(total[i]), ref(weight), 1e-5, stream),
             added,
         ),
-        ("silu_and_mul", 3 * size, lambda i: ours.silu_and_mul(ref(out), ref(wide[i]), stream), gated),
+        (f"silu_and_mul, {count} rows", 3 * size, lambda i: ours.silu_and_mul(ref(out), ref(wide[i]), stream), gated),
     ]
 
 
@@ -83,7 +63,7 @@ def products(t: Target, count: int) -> tuple[int, list[Case]]:
     def kept(matrix: CudaMatrix) -> tuple[str, float, Call, Call]:
         copies = matrix.data.repeat(num_sets, 1)
         return (
-            f"linear_packed, {matrix.format}",
+            f"linear_packed, {matrix.format}, {count} rows",
             4.0 * x.numel() + matrix.data.numel(),
             lambda i: ours.linear_packed(ref(out), ref(x), ref(copies[i]), matrix.format, None, stream),
             cublas,
@@ -94,7 +74,7 @@ def products(t: Target, count: int) -> tuple[int, list[Case]]:
 
     whole = 4.0 * x.numel() + 2.0 * width * width
     return num_sets, [
-        ("linear", whole, lambda i: ours.linear(ref(out), ref(x), ref(plain[i]), None, stream), cublas),
+        (f"linear, {count} rows", whole, lambda i: ours.linear(ref(out), ref(x), ref(plain[i]), None, stream), cublas),
         *(kept(matrix) for matrix in packed),
     ]
 
@@ -125,12 +105,12 @@ def logits(t: Target, count: int) -> tuple[int, list[Case]]:
         return lambda i: ours.sample(ref(ids), ref(x), *map(ref, settings), t.stream)
 
     return 1, [
-        ("sample", size, sample(), lambda i: drawn(torch.softmax(x / 0.8, -1))),
-        (f"sample, top-k {TOP_K}", size, sample(top_k=TOP_K), lambda i: among_likeliest(x)),
-        (f"sample, top-p {TOP_P}", size, sample(top_p=TOP_P), lambda i: within_mass(x)),
-        ("penalize", 20.0 * len(seen), penalize, None),
+        (f"sample, {count} rows", size, sample(), lambda i: drawn(torch.softmax(x / 0.8, -1))),
+        (f"sample, top-k {TOP_K}, {count} rows", size, sample(top_k=TOP_K), lambda i: among_likeliest(x)),
+        (f"sample, top-p {TOP_P}, {count} rows", size, sample(top_p=TOP_P), lambda i: within_mass(x)),
+        (f"penalize, {count} rows", 20.0 * len(seen), penalize, None),
         (
-            "logprobs",
+            f"logprobs, {count} rows",
             size,
             lambda i: ours.logprobs(*map(ref, (*scored, likeliest, x, ids)), t.stream),
             lambda i: x.log_softmax(-1).topk(NUM_TOP),
@@ -158,9 +138,12 @@ def within_mass(x: Tensor) -> Tensor:
 def main() -> None:
     t = target()
     torch.manual_seed(0)
-    report(t, "Ops on rows of 4096, bfloat16", hidden, t.pick((16, 2048), (2,)))
-    report(t, "Products with a matrix of 4096 x 4096, inputs in bfloat16", products, t.pick((1, 64, 2048), (2,)))
-    report(t, "From logits to tokens, vocabulary 128256, float32", logits, t.pick((16, 64), (2,)))
+    for title, cases, counts in (
+        ("Ops on rows of 4096, bfloat16", hidden, t.pick((16, 2048), (2,))),
+        ("Products with a matrix of 4096 x 4096, inputs in bfloat16", products, t.pick((1, 64, 2048), (2,))),
+        ("From logits to tokens, vocabulary 128256, float32", logits, t.pick((16, 64), (2,))),
+    ):
+        report(t, title, copy_bandwidth(t), (cases(t, count) for count in counts))
     t.finish()
 
 

@@ -2,12 +2,13 @@
 
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 from target import Target
 
 Call = Callable[[int], object]  # with the number of the inputs to use
+Case = tuple[str, float, Call, Call | None]  # op, bytes read and written, ours, torch's
 COLD_BYTES = 256 << 20  # of inputs in all, so that none is found in a cache
 
 
@@ -69,3 +70,16 @@ def clocked(t: Target, run: Callable[[], object]) -> float:
 def ratio(times: Mapping[str, float], ours: str, theirs: str) -> str:
     """How many times as fast; empty where there is no such peer."""
     return f"{times[theirs] / times[ours]:.2f}×" if theirs in times else ""
+
+
+def report(t: Target, title: str, copy: float, groups: Iterable[tuple[int, list[Case]]]) -> None:
+    """A table of ops beside copying, at `copy` bytes per second, and torch. `groups`: how many sets of inputs some ops
+    go through, and the ops."""
+    lines = []
+    for num_sets, cases in groups:
+        for op, num_bytes, call, peer in cases:
+            times = medians(t, {"ours": call} | ({"torch": peer} if peer else {}), num_sets)
+            rate = num_bytes / times["ours"]
+            speed = f"{times['ours'] * 1e6:.1f}", f"{rate / 1e9:.0f}", f"{rate / copy:.0%}"
+            lines.append((op, *speed, ratio(times, "ours", "torch")))
+    t.table(title, ("op", "µs", "GB/s", "of copy", "torch"), lines)

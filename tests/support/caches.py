@@ -2,6 +2,7 @@
 
 import random
 from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -117,3 +118,24 @@ class Cache:
 
     def bytes(self) -> list[Tensor]:
         return [part.view(torch.uint8).clone() for part in self.parts]
+
+    def attend(self, ops: Any, queries: Tensor, q_lens: list[int], kv_lens: list[int], tables: Tensor, **how) -> Tensor:
+        """What `paged_attention` makes of the last queries of each sequence."""
+        cu_q, lens = torch.tensor([0, *q_lens]).cumsum(0).int(), torch.tensor(kv_lens, dtype=torch.int32)
+        out = torch.full(queries.shape, float("nan"), dtype=queries.dtype)
+        ops.paged_attention(out, queries, self.handle(ops), cu_q, lens, tables, **how)
+        return out
+
+
+def filled(rng: random.Random, layout: str, kind: str, blocks: int, heads: int, size: int, dim: int) -> Cache:
+    """Each slot holds something, of any size that does not overflow."""
+    cache = Cache(rng, layout, kind, blocks, heads, size, dim)
+    for part in cache.parts:
+        if cache.dtype.itemsize > 1:
+            part.copy_(torch.randn(part.shape))
+        else:
+            part.view(torch.uint8).random_(0, 256 if "int8" in kind else 90)
+            part.view(torch.uint8).bitwise_or_(torch.randint(0, 2, part.shape, dtype=torch.uint8) << 7)
+    for side in range(2 * (kind == "int8_paged")):
+        cache.slot_scales(side).copy_(torch.rand(blocks, heads, size) / 50)
+    return cache

@@ -34,16 +34,19 @@ class Mutant:
         return text.replace(self.old, self.new)
 
 
-Place = tuple[str, tuple[str, ...], str]  # the file, its units, and what must fail
-
-
-def of_places(places: dict[Place, dict[str, tuple[str, str]]]) -> dict[str, Mutant]:
-    """Mutants by their names. Those of one place are written as the old text and the new one."""
-    return {
-        name: Mutant(file, old, new, units, by)
-        for (file, units, by), found in places.items()
-        for name, (old, new) in found.items()
-    }
+def read(suite: str) -> dict[str, Mutant]:
+    """The mutants of cpu.txt, cuda.txt or pool.txt by their names. A line in brackets says the file, what must fail,
+    and the units, where they are not the file itself; below it is `name :: old => new`, where ⏎ ends a line."""
+    found = {}
+    text = Path(__file__).with_name(f"{suite}.txt").read_text().replace("\n    =>", " =>")
+    for line in text.splitlines():
+        if place := re.fullmatch(r"\[(.+?)\] ([^:]+)(?:: (.+))?", line):
+            file, by, units = place[1], place[2], tuple((place[3] or place[1]).split())
+            continue
+        name, _, change = line.partition(" :: ")
+        old, _, new = f"{change.replace('⏎', chr(10))} ".partition(" => ")
+        found[name] = Mutant(file, old, new.removesuffix(" "), units, by)
+    return found
 
 
 def in_folder(file: str, csrc: Path, simulator: Path) -> Path:
@@ -104,12 +107,10 @@ class Build:
 
         A bug may leave something unused, so warnings are no errors.
         """
-        command = self.compiled[unit].replace(" -Werror", "")
+        command = re.sub(r" -MD -MT \S+ -MF \S+| -Werror", "", self.compiled[unit]).replace(" -O3", " -O1")
         old, module = output_of(command), output_of(linked)
         # The object first: its name may have the sources' folder in it.
-        command = (
-            re.sub(r" -MD -MT \S+ -MF \S+", "", command).replace(f" -o {old}", f" -o {new}").replace(" -O3", " -O1")
-        )
+        command = command.replace(f" -o {old}", f" -o {new}")
         self.run(command.replace(str(SOURCES), str(folder / "csrc")).replace(str(SIMULATOR), str(folder / "simt")))
         return linked.replace(f" {old}", "").replace(f"-o {module}", f"-o {module} {new}", 1)
 

@@ -1,7 +1,7 @@
 """One good call of every CUDA op, with the names that errors use."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import _C_cuda_simt as native
@@ -13,6 +13,7 @@ from gpu_worker.sampling.filters import COLUMNS, columns_of
 from octavo.request.sampling import SamplingParams
 
 Arguments = dict[str, Any]
+BLOCKS, HEADS, SIZE, DIM, TOKENS = 5, 2, 8, 32, 3
 
 
 @dataclass
@@ -22,16 +23,14 @@ class Call:
     op: str
     arguments: Arguments
     outputs: tuple[str, ...]
-    optional: tuple[str, ...] = ()
-    held: Any = None  # memory that is referred to
-    parts: dict[str, tuple[str, ...]] = field(default_factory=dict)  # of what is no tensor
+    optional: tuple[str, ...]
 
     def __call__(self, **spoilt: Any) -> None:
         given = {name: x.ref if isinstance(x, Array) else x for name, x in self.arguments.items()} | spoilt
         made = []
         for name in signatures()[self.op]:
             known = name if name in given else ERRORS_SAY.get(name, name)
-            made.append(MADE[name](given, name) if name in MADE and known not in given else given[known])
+            made.append(MADE[name](given) if name in MADE and known not in given else given[known])
         getattr(native, self.op)(*made, 0)
 
     def tensors(self) -> dict[str, Array]:
@@ -53,40 +52,35 @@ def signatures() -> dict[str, list[str]]:
     return found
 
 
-def cache_of(given: Arguments, name: str) -> Any:
-    names = ("key_cache", "value_cache", "kv_cache_dtype", "k_scale", "v_scale")
-    return native.KvCache(*(given.get(part) for part in names))
-
-
-def attention_of(given: Arguments, name: str) -> Any:
-    names = ("scale", "soft_cap", "window", "alibi_slopes", "sinks")
-    sparse = ("blocksparse_local_blocks", "vert_stride", "blocksparse_block_size", "blocksparse_head_sliding_step")
-    return native.Attention(*(given[part] for part in names), [given[part] for part in (*sparse, "tp_rank")])
-
-
-def plan_of(given: Arguments, name: str) -> Any:
-    return native.Plan(*(given[f"plan.{part}"] for part in ("slots", "items", "counters", "partials")))
-
-
-MADE = {"kv": cache_of, "attention": attention_of, "plan": plan_of}
+CACHE = ("key_cache", "value_cache", "kv_cache_dtype", "k_scale", "v_scale")
+SCORING = ("scale", "soft_cap", "window", "alibi_slopes", "sinks")
+SPARSE = (
+    "blocksparse_local_blocks",
+    "vert_stride",
+    "blocksparse_block_size",
+    "blocksparse_head_sliding_step",
+    "tp_rank",
+)
+MADE: dict[str, Callable[[Arguments], Any]] = {
+    "kv": lambda given: native.KvCache(*map(given.get, CACHE)),
+    "attention": lambda given: native.Attention(*map(given.get, SCORING), list(map(given.get, SPARSE))),
+    "plan": lambda given: native.Plan(*(given[f"plan.{part}"] for part in ("slots", "items", "counters", "partials"))),
+}
 CALLS: dict[str, Callable[[Any], Call]] = {}
-BLOCKS, HEADS, SIZE, DIM, TOKENS = 5, 2, 8, 32, 3
 
 
-def of(name: str) -> Callable[[Any], Any]:
-    def keep(make: Any) -> Any:
-        CALLS[name] = lambda rng: make(rng, name)
+def of(op: str, *outputs: str, optional: tuple[str, ...] = ()) -> Callable[[Any], Any]:
+    """For a function that has the op's arguments."""
+
+    def keep(make: Callable[[Any], Arguments]) -> Any:
+        CALLS[op] = lambda rng: Call(op, make(rng), outputs, optional)
         return make
 
     return keep
 
 
-def floats(rng: Any, *shape: int) -> Array:
-    return Array.of(rng.normal(0, 1, shape), F32)
-
-
-def halves(rng: Any, *shape: int) -> Array:
-    return Array.of(rng.normal(0, 1, shape), F16)
+def floats(rng: Any, *shape: int, dtype: int = F32) -> Array:
+    return Array.of(rng.normal(0, 1, shape), dtype)
 
 
 def ints(values: Any, dtype: int = I64) -> Array:
@@ -101,133 +95,115 @@ def int8_cache(rng: Any) -> Arguments:
 
 
 SCALES = ("k_scale", "v_scale")
+PER_HEAD = (*SCALES, "alibi_slopes", "sinks")
 
 
-@of("cache_write")
-def cache_write(rng: Any, op: str) -> Call:
+@of("cache_write", "key_cache", "value_cache", optional=SCALES)
+def cache_write(rng: Any) -> Arguments:
     given = {"key": floats(rng, TOKENS, HEADS, DIM), "value": floats(rng, TOKENS, HEADS, DIM)}
-    given |= {"slot_mapping": ints([3, -1, BLOCKS * SIZE - 1])}
-    return Call(op, int8_cache(rng) | given, ("key_cache", "value_cache"), SCALES)
+    return int8_cache(rng) | given | {"slot_mapping": ints([3, -1, BLOCKS * SIZE - 1])}
 
 
-@of("rope_cache_write")
-def rope_cache_write(rng: Any, op: str) -> Call:
-    call = cache_write(rng, op)
-    call.arguments |= {"query": floats(rng, TOKENS, 4, DIM), "positions": ints([0, 6, 2]), "rotated": 8}
-    call.arguments |= {"cos": floats(rng, 7, 4), "sin": floats(rng, 7, 4), "interleaved": False}
-    call.outputs += ("query",)
-    call.optional += ("positions",)
-    return call
+@of("rope_cache_write", "key_cache", "value_cache", "query", optional=(*SCALES, "positions"))
+def rope_cache_write(rng: Any) -> Arguments:
+    given = {"query": floats(rng, TOKENS, 4, DIM), "positions": ints([0, 6, 2]), "rotated": 8, "interleaved": False}
+    return cache_write(rng) | given | {"cos": floats(rng, 7, 4), "sin": floats(rng, 7, 4)}
 
 
 def attention_arguments(rng: Any) -> Arguments:
     given = int8_cache(rng) | {"query": floats(rng, TOKENS, 4, DIM), "out": floats(rng, TOKENS, 4, DIM)}
     given |= {"scale": 0.3, "soft_cap": 2.0, "window": 5, "alibi_slopes": floats(rng, 4), "sinks": floats(rng, 4)}
-    sparse = {"blocksparse_local_blocks": 1, "vert_stride": 2, "blocksparse_block_size": 8, "tp_rank": 0}
-    return given | sparse | {"blocksparse_head_sliding_step": 1}
+    return given | dict(zip(SPARSE, (1, 2, 8, 1, 0), strict=True))
 
 
-@of("paged_attention")
-def paged_attention(rng: Any, op: str) -> Call:
-    given = attention_arguments(rng) | {"kernel": "simt"}
+@of("paged_attention", "out", "plan.counters", "plan.partials", optional=PER_HEAD)
+def paged_attention(rng: Any) -> Arguments:
     q_lens, lens = [1, 2], [SIZE + 3, 2]
     rows, _ = native.attention_kernel("simt", F32, "int8", DIM, 4)
     packed = native.plan_attention(q_lens, lens, HEADS, 2, rows, 4, 0, 5)
-    _, (slots, items, counters, partials) = make_plan(packed, rows * (DIM + 2))
-    plan = {"slots": Array(slots, I32), "items": Array(items, I32), "counters": Array(counters, I32)}
-    given |= {f"plan.{name}": array for name, array in plan.items()}
-    given |= {"plan.partials": Array(partials, F32), "rows": rows, "cu_q": ints([0, 1, 3], I32)}
-    given |= {"block_tables": ints([[0, 1, 2], [4, -7, 99]], I32), "seq_lens": ints(lens, I32)}
-    written = ("out", "plan.counters", "plan.partials")
-    return Call(op, given, written, (*SCALES, "alibi_slopes", "sinks"))
+    _, parts = make_plan(packed, rows * (DIM + 2))
+    names = ("slots", I32), ("items", I32), ("counters", I32), ("partials", F32)
+    given = attention_arguments(rng) | {"kernel": "simt", "rows": rows, "cu_q": ints([0, 1, 3], I32)}
+    given |= {f"plan.{name}": Array(part, kind) for (name, kind), part in zip(names, parts, strict=True)}
+    return given | {"block_tables": ints([[0, 1, 2], [4, -7, 99]], I32), "seq_lens": ints(lens, I32)}
 
 
-@of("vllm_paged_attention")
-def vllm_paged_attention(rng: Any, op: str) -> Call:
+@of("vllm_paged_attention", "out", "exp_sums", "max_logits", "tmp_out", optional=PER_HEAD)
+def vllm_paged_attention(rng: Any) -> Arguments:
     given = attention_arguments(rng) | {"block_tables": ints([[0, 1], [2, 99], [3, 4]], I32)}
     parts = {"exp_sums": (TOKENS, 4, 2), "max_logits": (TOKENS, 4, 2), "tmp_out": (TOKENS, 4, 2, DIM)}
     given |= {name: floats(rng, *shape) for name, shape in parts.items()}
-    given |= {"seq_lens": ints([SIZE + 3, 2, 9], I32), "max_seq_len": 12, "partition": 8}
-    return Call(op, given, ("out", *parts), (*SCALES, "alibi_slopes", "sinks"))
+    return given | {"seq_lens": ints([SIZE + 3, 2, 9], I32), "max_seq_len": 12, "partition": 8}
 
 
 def arena(rng: Any) -> Array:
     return floats(rng, 2, BLOCKS, 3, 4)
 
 
-@of("copy_blocks")
-def copy_blocks(rng: Any, op: str) -> Call:
-    given = {"source": arena(rng), "target": arena(rng), "pairs": ints([[0, 1], [2, 3]])}
-    return Call(op, given, ("target",))
+of("copy_blocks", "target")(lambda rng: {"source": arena(rng), "target": arena(rng), "pairs": ints([[0, 1], [2, 3]])})
 
 
-@of("gather_blocks")
-@of("scatter_blocks")
-def gather_blocks(rng: Any, op: str) -> Call:
+@of("gather_blocks", "staging")
+@of("scatter_blocks", "arena")
+def gather_blocks(rng: Any) -> Arguments:
     staging = Array.of(rng.integers(0, 255, (2, 2, 40)), U8)
-    given = {"arena": arena(rng), "ids": ints([3, 0]), "staging": staging, "begin": 8}
-    return Call(op, given, ("staging",) if op == "gather_blocks" else ("arena",))
+    return {"arena": arena(rng), "ids": ints([3, 0]), "staging": staging, "begin": 8}
 
 
-@of("checksum_blocks")
-def checksum_blocks(rng: Any, op: str) -> Call:
-    return Call(op, {"arena": arena(rng), "ids": ints([3, 0]), "out": ints([7, 7])}, ("out",))
+of("checksum_blocks", "out")(lambda rng: {"arena": arena(rng), "ids": ints([3, 0]), "out": ints([7, 7])})
+of("convert_fp8", "target")(
+    lambda rng: {
+        "target": Array.of(np.zeros((3, 4)), U8),
+        "source": floats(rng, 3, 4),
+        "scale": 0.5,
+        "kv_dtype": "int8",
+    }
+)
+of("rms_norm", "out")(
+    lambda rng: {"out": floats(rng, TOKENS, 16), "x": floats(rng, TOKENS, 16), "weight": floats(rng, 16), "eps": 1e-5}
+)
+of("fused_add_rms_norm", "x", "residual")(
+    lambda rng: {
+        "x": floats(rng, TOKENS, 16),
+        "residual": floats(rng, TOKENS, 16),
+        "weight": floats(rng, 16),
+        "eps": 1e-5,
+    }
+)
+of("silu_and_mul", "out")(lambda rng: {"out": floats(rng, 3, 8), "x": floats(rng, 3, 16)})
 
 
-@of("convert_fp8")
-def convert_fp8(rng: Any, op: str) -> Call:
-    given = {"target": Array.of(np.zeros((3, 4)), U8), "source": floats(rng, 3, 4), "scale": 0.5, "kv_dtype": "int8"}
-    return Call(op, given, ("target",))
+@of("linear", "out", optional=("bias",))
+def linear(rng: Any) -> Arguments:
+    given = {"out": floats(rng, TOKENS, 5), "x": floats(rng, TOKENS, 16)}
+    return given | {"weight": floats(rng, 5, 16), "bias": floats(rng, 5)}
 
 
-@of("rms_norm")
-def rms_norm(rng: Any, op: str) -> Call:
-    given = {"out": floats(rng, TOKENS, 16), "x": floats(rng, TOKENS, 16), "weight": floats(rng, 16), "eps": 1e-5}
-    return Call(op, given, ("out",))
-
-
-@of("fused_add_rms_norm")
-def fused_add_rms_norm(rng: Any, op: str) -> Call:
-    given = {"x": floats(rng, TOKENS, 16), "residual": floats(rng, TOKENS, 16), "weight": floats(rng, 16), "eps": 1e-5}
-    return Call(op, given, ("x", "residual"))
-
-
-@of("silu_and_mul")
-def silu_and_mul(rng: Any, op: str) -> Call:
-    return Call(op, {"out": floats(rng, 3, 8), "x": floats(rng, 3, 16)}, ("out",))
-
-
-@of("linear")
-def linear(rng: Any, op: str) -> Call:
-    given = {"out": floats(rng, TOKENS, 5), "x": floats(rng, TOKENS, 16), "weight": floats(rng, 5, 16)}
-    return Call(op, given | {"bias": floats(rng, 5)}, ("out",), ("bias",))
-
-
-@of("linear_packed")
-def linear_packed(rng: Any, op: str) -> Call:
-    given = {"out": halves(rng, TOKENS, 5), "x": halves(rng, TOKENS, 72), "bias": halves(rng, 5)}
+@of("linear_packed", "out", optional=("bias",))
+def linear_packed(rng: Any) -> Arguments:
+    sizes = {"out": (TOKENS, 5), "x": (TOKENS, 72), "bias": (5,)}
     packed = np.zeros(2 * (512 + 128), dtype=np.uint8)  # a chunk for 64 columns, and one for the rest
-    return Call(op, given | {"weight": Array(packed, U8), "format": "q4_mins"}, ("out",), ("bias",))
+    given = {name: floats(rng, *size, dtype=F16) for name, size in sizes.items()}
+    return given | {"weight": Array(packed, U8), "format": "q4_mins"}
 
 
-@of("sample")
-def sample(rng: Any, op: str) -> Call:
+@of("sample", "ids")
+def sample(rng: Any) -> Arguments:
     given = {"ids": ints([0, 0]), "logits": floats(rng, 2, 9), "top_k": ints([0, 3], I32)}
     columns = {"temperature": [0.5, 1.0], "top_p": [0.5, 1.0], "min_p": [0.0, 0.1]}
+    columns["filters"] = columns_of([SamplingParams(), SamplingParams(**dict.fromkeys(COLUMNS, 0.5))])
     given |= {name: Array.of(np.array(values), F32) for name, values in columns.items()}
-    given["filters"] = Array.of(columns_of([SamplingParams(), SamplingParams(**dict.fromkeys(COLUMNS, 0.5))]), F32)
-    return Call(op, given | {name: ints([5, 7]) for name in ("seed", "branch", "index")}, ("ids",))
+    return given | {name: ints([5, 7]) for name in ("seed", "branch", "index")}
 
 
-@of("penalize")
-def penalize(rng: Any, op: str) -> Call:
+@of("penalize", "logits", optional=("bias",))
+def penalize(rng: Any) -> Arguments:
     given = {"logits": floats(rng, 2, 9), "offsets": ints([0, 2, 3], I32), "ids": ints([8, 0, 3])}
     given |= {"counts": ints([1, 0, -1], I32), "bias": floats(rng, 3)}
-    rows = {name: Array.of(rng.uniform(0.5, 2, 2), F32) for name in ("repetition", "presence", "frequency")}
-    return Call(op, given | rows, ("logits",), ("bias",))
+    return given | {name: Array.of(rng.uniform(0.5, 2, 2), F32) for name in ("repetition", "presence", "frequency")}
 
 
-@of("logprobs")
-def logprobs(rng: Any, op: str) -> Call:
+@of("logprobs", "chosen", "values", "tokens")
+def logprobs(rng: Any) -> Arguments:
     given = {"chosen": floats(rng, 2), "values": floats(rng, 2, 3), "tokens": ints(np.zeros((2, 3), dtype=np.int64))}
-    return Call(op, given | {"logits": floats(rng, 2, 9), "ids": ints([8, -1])}, ("chosen", "values", "tokens"))
+    return given | {"logits": floats(rng, 2, 9), "ids": ints([8, -1])}

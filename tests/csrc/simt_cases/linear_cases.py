@@ -69,7 +69,7 @@ def linear_op_case(rng: Any) -> None:
     x, weight, bias = (torch.randn(shape).to(dtype) for shape in ((12, columns), (30, columns), (30,)))
     together = ops.linear(x, weight, bias)
     assert torch.equal(ops.logits(x, weight, bias), together)
-    torch.testing.assert_close(together, torch.nn.functional.linear(x, weight, bias), rtol=2e-2, atol=2e-2)
+    assert torch.allclose(together, torch.nn.functional.linear(x, weight, bias), rtol=2e-2, atol=2e-2)
     apart = torch.randn(12, columns + 3).to(dtype)
     apart[:, 3:] = x
     for each, other in ((x.view(3, 4, columns), weight), (apart[:, 3:], weight), (x, weight.t().contiguous().t())):
@@ -85,7 +85,7 @@ def asks_once_case(rng: Any) -> None:
 
     It is the first to launch this kernel in its process.
     """
-    x, weight = (Array.of(rng.normal(0, 1, (400, 8)), F16) for _ in range(2))
+    x, weight = (Array.of(rng.normal(0, 1, (200, 8)), F16) for _ in range(2))  # enough for the widest tiles
     runtime, want = native.runtime, None
     for device in (0, 2, 0, 1, 2, 1):
         runtime.choose_device(device)
