@@ -1,34 +1,29 @@
 """A store, routers and workers as real processes in a directory of their own."""
 
-import asyncio
 import json
-import os
-import signal
-import socket
 import sys
-import threading
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import grpc
 from certificates import Certificates
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from guard.processes import exists, state_of
+from guard.processes import state_of
 from live.nursery import NurseryProcess
 from live.process import Process, wait_until
+from live.store_process import StoreProcess
 
 from octavo.client import AsyncClient, ClientCredentials
 from octavo.internal.v1 import worker_pb2, worker_pb2_grpc
 from octavo.local import ports
-from octavo.local.embedded import EmbeddedStore
 from octavo.v1 import admin_pb2, admin_pb2_grpc, inference_pb2_grpc
+from octavo.wire import statuses
 from octavo.wire.channel import channel_options
 from octavo.wire.tls import WORKER_NAME
 
 ROOT = Path(__file__).resolve().parents[3]
-Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,65 +41,6 @@ class Shape:
     each_worker: tuple[tuple[str, ...], ...] = ()  # further ones of w0, w1, …
 
 
-class StoreProcess:
-    """The embedded store. It dies with the thread that starts it, so it has one."""
-
-    name = "store"
-
-    def __init__(self, directory: Path) -> None:
-        self.log = directory / "store.log"
-        self._store = EmbeddedStore(directory)
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
-        self._thread.start()
-
-    @property
-    def url(self) -> str:
-        return self._store.url
-
-    @property
-    def pid(self) -> int:
-        pid = self._store.pid
-        assert pid is not None
-        return pid
-
-    @property
-    def running(self) -> bool:
-        return exists(self._store.pid or 0)
-
-    def start(self) -> None:
-        self._run(self._store.start())
-
-    def kill(self) -> None:
-        pid = self.pid
-        self._run(self._store.kill())
-        assert not state_of(pid), "the store lives on"
-
-    def pause(self) -> None:
-        os.kill(self.pid, signal.SIGSTOP)
-        wait_until(lambda: state_of(self.pid) == "T", 10, "the store does not stop")
-
-    def resume(self) -> None:
-        os.kill(self.pid, signal.SIGCONT)
-        wait_until(lambda: state_of(self.pid) != "T", 10, "the store does not go on")
-
-    def stop(self) -> None:
-        self._run(self._store.stop())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
-        self._loop.close()
-
-    def num_keys(self) -> int:
-        """DBSIZE."""
-        with socket.socket(socket.AF_UNIX) as connection:
-            connection.connect(self.url.removeprefix("unix://"))
-            connection.sendall(b"DBSIZE\r\n")
-            return int(connection.recv(64).strip().removeprefix(b":"))
-
-    def _run(self, work: Coroutine[Any, Any, Result]) -> Result:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(60)
-
-
 class Cluster:
     """Started by `start`; processes are named store, r0, r1, …, w0, w1, … With certificates all goes over TLS."""
 
@@ -115,10 +51,10 @@ class Cluster:
         self.directory = directory
         self.store = StoreProcess(directory / "store")
         free = ports.pick(3 * shape.routers + shape.workers)
-        self.endpoints = [f"127.0.0.1:{port}" for port in free[: shape.routers]]
-        self.admin_endpoints = [f"127.0.0.1:{port}" for port in free[shape.routers : 2 * shape.routers]]
-        self.http_endpoints = [f"127.0.0.1:{port}" for port in free[2 * shape.routers : 3 * shape.routers]]
-        self.worker_endpoints = {f"w{i}": f"127.0.0.1:{port}" for i, port in enumerate(free[3 * shape.routers :])}
+        addresses = [f"127.0.0.1:{port}" for port in free]
+        routers = [addresses[i * shape.routers : (i + 1) * shape.routers] for i in range(3)]
+        self.endpoints, self.admin_endpoints, self.http_endpoints = routers
+        self.worker_endpoints = {f"w{i}": address for i, address in enumerate(addresses[3 * shape.routers :])}
         self.processes: dict[str, Process] = {}
         self._channels: dict[str, grpc.Channel] = {}
 
@@ -144,22 +80,25 @@ class Cluster:
         running = [process.pid for process in self.processes.values() if process.running]
         return running + ([self.store.pid] if self.store.running else [])
 
+    def process(self, name: str) -> Any:
+        return self.store if name == "store" else self.processes[name]
+
     def kill(self, name: str) -> None:
         """kill -9."""
-        (self.store if name == "store" else self.processes[name]).kill()
+        self.process(name).kill()
 
     def terminate(self, name: str) -> float:
-        """SIGTERM to a router or a worker; how many seconds it took to end, with status 0."""
-        return self.processes[name].terminate()
+        """SIGTERM; how many seconds it took to end, with status 0."""
+        return float(self.process(name).terminate())
 
     def spawn(self, name: str) -> None:
-        (self.store if name == "store" else self.processes[name]).start()
+        self.process(name).start()
 
     def pause(self, name: str) -> None:
-        self.processes[name].pause()
+        self.process(name).pause()
 
     def resume(self, name: str) -> None:
-        self.processes[name].resume()
+        self.process(name).resume()
 
     def revive(self) -> None:
         """Starts whatever does not run, and waits until all are ready."""
@@ -194,17 +133,16 @@ class Cluster:
     def channel(self, endpoint: str) -> grpc.Channel:
         """As an operator."""
         if endpoint not in self._channels:
-            self._channels[endpoint] = self._open_channel(endpoint)
+            options = channel_options()
+            if self.certificates is None:
+                self._channels[endpoint] = grpc.insecure_channel(endpoint, options=options)
+            else:
+                if endpoint in self.worker_endpoints.values():
+                    options = [*options, ("grpc.ssl_target_name_override", WORKER_NAME)]
+                cert, key, ca = (Path(each).read_bytes() for each in self.certificates.settings("operator").values())
+                credentials = grpc.ssl_channel_credentials(ca, key, cert)
+                self._channels[endpoint] = grpc.secure_channel(endpoint, credentials, options=options)
         return self._channels[endpoint]
-
-    def _open_channel(self, endpoint: str) -> grpc.Channel:
-        options = channel_options()
-        if self.certificates is None:
-            return grpc.insecure_channel(endpoint, options=options)
-        if endpoint in self.worker_endpoints.values():
-            options = [*options, ("grpc.ssl_target_name_override", WORKER_NAME)]
-        cert, key, ca = (Path(file).read_bytes() for file in self.certificates.settings("operator").values())
-        return grpc.secure_channel(endpoint, grpc.ssl_channel_credentials(ca, key, cert), options=options)
 
     def inference(self, router: int = 0) -> inference_pb2_grpc.InferenceStub:
         """Blocking; for asyncio see `client` and `rpc.channel`."""
@@ -240,11 +178,49 @@ class Cluster:
         finally:
             watch.cancel()
 
+    def sequences(self) -> dict[str, Any]:
+        """What the first router lists, by request."""
+        listed = self.admin().ListSequences(admin_pb2.ListSequencesRequest(), timeout=10).sequences
+        return {each.request_id: each for each in listed}
+
+    def owner(self, request_id: str) -> str:
+        """The name of the worker that runs it; empty if none does."""
+        found = self.sequences().get(request_id)
+        return next(
+            (name for name, worker in self.workers().items() if found and worker.incarnation == found.owner), ""
+        )
+
+    # What operators do
+
+    def migrate(self, request_id: str, to: str = "", router: int = 0) -> admin_pb2.MigrateResponse | None:
+        """To a worker of this name, or to any other one. None if it is there already."""
+        if to and self.owner(request_id) == to:
+            return None
+        with statuses.serving_errors():
+            asked = admin_pb2.MigrateRequest(request_id=request_id, worker_id=to)
+            return self.admin(router).Migrate(asked, timeout=30)
+
+    def swap(self, request_id: str, operation: str) -> int:
+        """OUT, IN or DROP; how many blocks moved, or were given back."""
+        found = self.sequences()[request_id]
+        item = worker_pb2.SwapItem(seq_id=found.seq_id, epoch=found.epoch, operation=f"SWAP_OPERATION_{operation}")
+        asked = worker_pb2.SwapRequest(items=[item])
+        [result] = self.worker(self.owner(request_id)).Swap(asked, timeout=30).results
+        assert not result.HasField("failure"), result
+        return int(result.num_blocks)
+
+    def drain(self, name: str, *, undo: bool = False) -> list[admin_pb2.DrainWorkerResponse]:
+        """Drains a worker, or ends that; its progress."""
+        asked = admin_pb2.DrainWorkerRequest(worker_id=name, grace_ms=30_000, undo=undo)
+        return list(self.admin().DrainWorker(asked, timeout=60))
+
+    # Waiting
+
     def wait_ready(self) -> None:
         """All processes serve, and every router would place on every worker."""
-        wait_until(self._ready, self.shape.start_s, "the cluster is not ready")
+        wait_until(self.is_ready, self.shape.start_s, "the cluster is not ready")
 
-    def _ready(self) -> bool:
+    def is_ready(self) -> bool:
         for process in self.processes.values():
             assert process.running, f"{process.name} has ended:\n{process.tail()}"
         everybody = [*self.endpoints, *self.worker_endpoints.values()]
@@ -267,10 +243,8 @@ class Cluster:
         wait_until(self._idle, timeout_s, "something still runs, or has left blocks behind")
 
     def _idle(self) -> bool:
-        queued = any(
-            self.admin(router).ListWorkers(admin_pb2.ListWorkersRequest(), timeout=10).num_queued
-            for router in range(min(1, self.shape.routers))
-        )
+        asked = admin_pb2.ListWorkersRequest()
+        queued = self.shape.routers and self.admin().ListWorkers(asked, timeout=10).num_queued
         return not queued and all(idle(self.load(name)) for name in self.worker_endpoints)
 
     def report(self) -> str:
