@@ -12,6 +12,7 @@ import socket
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -53,7 +54,7 @@ async def follow(settings: WorkerSettings, stop: StopRequest) -> int:
     try:
         log.info("%s: this host of the group ends", await running)
     except OSError as error:
-        log.error("cannot start: %s", error)
+        log.error("this host of the group ends: %s", error)
         return GONE_STATUS
     return 0 if stop.asked.is_set() else GONE_STATUS
 
@@ -84,7 +85,7 @@ class Follower:
             return self._serve(tasks, streams)
 
     def ask_to_leave(self) -> bool:
-        """Asks the front to drain, if there is one. From any thread."""
+        """Asks the front to drain, if there is one: if it has ended just now, so does `run`. From any thread."""
         if self._front is None:
             return False
         self._write(LEAVE)
@@ -93,7 +94,8 @@ class Follower:
     def end(self) -> bool:
         """Ends the ranks, and `run`, at once. From any thread."""
         if self._front is not None:
-            self._front.shutdown(socket.SHUT_RDWR)
+            with suppress(OSError):  # the front has ended it
+                self._front.shutdown(socket.SHUT_RDWR)
         return self._front is not None
 
     def _serve(self, tasks: Sequence[RankTask], streams: HostStreams) -> str:
@@ -121,7 +123,7 @@ class Follower:
             while silent_s < patience_s:
                 for key, _ in selector.select(tick_s):
                     if key.data is None:
-                        if not front.recv(4096):
+                        if not _heard(front):
                             return "the front has ended"
                         silent_s = 0.0
                         continue
@@ -143,6 +145,15 @@ class Follower:
         self._write((json.dumps(word) + "\n").encode())
 
     def _write(self, data: bytes) -> None:
-        with self._turn:
+        """What a front that has ended is told is lost: `run` sees its end."""
+        with self._turn, suppress(OSError):
             if self._front is not None:
                 self._front.sendall(data)
+
+
+def _heard(front: socket.socket) -> bytes:
+    """What the front has said; nothing if it has ended. One that was killed resets the stream, if it had not read all."""
+    try:
+        return front.recv(4096)
+    except OSError:
+        return b""
