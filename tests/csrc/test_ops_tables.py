@@ -10,6 +10,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 CPU_HEAD = "| op on a CPU |"
 CUDA_HEAD = "| op on a GPU |"
+GROUP_HEAD = "| class of a group |"
 MEASURED = "".join((ROOT / "docs" / "measurements" / name).read_text() for name in ("cpu_ops.md", "worker.md"))
 Rows = dict[str, list[str]]  # by op: the other cells of its row
 
@@ -59,9 +60,15 @@ def test_each_op_of_cuda_has_a_row() -> None:
     assert set(rows_below(CUDA_HEAD)) == ops | {"Swapper"}
 
 
-@pytest.mark.parametrize("op", sorted(rows_below(CPU_HEAD)))
+def test_each_class_of_a_group_has_a_row() -> None:
+    bound = set(re.findall(r"py::class_<(\w+)>", (ROOT / "csrc/bind/team.cpp").read_text()))
+    assert bound
+    assert set(rows_below(GROUP_HEAD)) == bound
+
+
+@pytest.mark.parametrize("op", sorted(rows_below(CPU_HEAD) | rows_below(GROUP_HEAD)))
 def test_files_of_a_cpu_op_are_its_own(op: str) -> None:
-    kernel, definition, tests, figures = rows_below(CPU_HEAD)[op]
+    kernel, definition, tests, figures = (rows_below(CPU_HEAD) | rows_below(GROUP_HEAD))[op]
     for cell, folders in (
         (kernel, ("csrc",)),
         (definition, ("csrc", ".")),
