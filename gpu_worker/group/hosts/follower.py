@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import Any
 
 from gpu_worker.group.hosts.host_connection import LEAVE
-from gpu_worker.group.hosts.host_streams import HostPlace, HostStreams, meet_hosts
+from gpu_worker.group.hosts.host_streams import MEETING_S, HostPlace, HostStreams, meet_hosts
 from gpu_worker.group.rank_process import RankProcess
 from gpu_worker.group.rank_task import RankTask, RankWord
 from gpu_worker.group.rank_watch import SILENT_LEASES
@@ -69,12 +69,18 @@ class Follower:
         self._turn = threading.Lock()
 
     def run(self) -> str:
-        """Why it has ended. Raises OSError if the hosts do not meet."""
+        """Why it has ended. Raises OSError if the hosts do not meet, or the front does not say what to do."""
         streams = meet_hosts(self._place, self._tls)
         self._front = streams.words[FRONT]
         self._say({"block_bytes": cpu_block_bytes(available_bytes())})
-        with self._front.makefile("rb", buffering=0) as words:
-            line = words.readline()
+        self._front.settimeout(MEETING_S)
+        try:
+            with self._front.makefile("rb", buffering=0) as words:
+                line = words.readline()
+        except TimeoutError:
+            raise OSError(f"the front has not said what to do for {MEETING_S:g} s") from None
+        finally:
+            self._front.settimeout(None)
         if not line.endswith(b"\n"):
             return "the front has ended before it said what to do"
         task = RankTask.from_json(line.decode())
@@ -152,7 +158,7 @@ class Follower:
 
 
 def _heard(front: socket.socket) -> bytes:
-    """What the front has said; nothing if it has ended. One that was killed resets the stream, if it had not read all."""
+    """What the front has said; nothing if it has ended. One that was killed may reset the stream."""
     try:
         return front.recv(4096)
     except OSError:

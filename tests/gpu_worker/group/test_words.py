@@ -1,4 +1,4 @@
-"""What hosts and ranks say to the front, however the network cuts it, and what follows when it is not to be understood."""
+"""What hosts and ranks say to the front, however the network cuts it, and what follows if it is not understood."""
 
 import os
 import signal
@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator
 import pytest
 from live.process import wait_until
 
-from gpu_worker.group.hosts import host_connection
+from gpu_worker.group.hosts import follower, host_connection
 from gpu_worker.group.hosts.follower import Follower
 from gpu_worker.group.hosts.host_connection import LEAVE, HostConnection
-from gpu_worker.group.hosts.host_streams import HostPlace
+from gpu_worker.group.hosts.host_streams import HostPlace, HostStreams
 from gpu_worker.group.rank_task import RankWord
 from gpu_worker.group.rank_watch import RankWatch
 from octavo.wire.endpoint import Endpoint
@@ -32,9 +32,9 @@ def streams() -> Iterator[Streams]:
 
 
 def follower_of(stream: socket.socket) -> Follower:
-    follower = Follower(HostPlace(1, 2, Endpoint("here", 1)), None)
-    follower._front = stream
-    return follower
+    made = Follower(HostPlace(1, 2, Endpoint("here", 1)), None)
+    made._front = stream
+    return made
 
 
 def reset(stream: socket.socket) -> None:
@@ -71,6 +71,16 @@ def test_a_host_that_says_nothing_of_itself_is_named(streams: Streams, monkeypat
         HostConnection(1, [1], streams[0]).hear_hello()
 
 
+def test_a_front_that_does_not_say_what_to_do_is_waited_for_no_longer_than_a_meeting(
+    streams: Streams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = HostPlace(1, 2, Endpoint("here", 1))
+    monkeypatch.setattr(follower, "MEETING_S", 0.2)
+    monkeypatch.setattr(follower, "meet_hosts", lambda *_: HostStreams(place, words={0: streams[0]}))
+    with pytest.raises(OSError, match=r"^the front has not said what to do for 0.2 s$"):
+        Follower(place, None).run()
+
+
 @pytest.mark.parametrize("word", [b"no word\n", b'{"rank": 1, "new": 1}\n', b'{"rank": 7}\n', b"[1]\n"])
 def test_a_host_that_is_not_understood_ends_the_group(streams: Streams, word: bytes) -> None:
     """The thread that watches does not end by it, so that nobody would watch."""
@@ -100,6 +110,6 @@ def test_a_front_that_was_killed_with_words_unread_has_ended(streams: Streams) -
 def test_a_host_is_asked_to_go_when_the_front_has_just_ended(streams: Streams, ask: Callable[[Follower], bool]) -> None:
     near, far = streams
     reset(far)
-    follower = follower_of(near)
+    asked = follower_of(near)
     for _ in range(3):
-        assert ask(follower)
+        assert ask(asked)

@@ -1,4 +1,4 @@
-"""Mixtures of experts in GGUF files: ranks compute the logits of one process on the bits of the file, whatever its type.
+"""Mixtures of experts in GGUF files of any type: ranks compute the logits of one process on the bits of the file.
 
 Each layer's experts are one tensor there, of which a rank multiplies with some rows of each expert.
 """
@@ -20,7 +20,8 @@ from gpu_worker import LLM, SamplingParams
 
 from .test_every_kind import SIZES, check_same
 
-WIDE = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 3, "head_dim": 64}  # K quants have 256 columns
+# K quants have blocks of 256 columns.
+WIDE = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 3, "head_dim": 64}
 FIELDS = {
     "gpt_oss": {"swiglu_limit": 7.0},
     "qwen3_moe": {"norm_topk_prob": True},
