@@ -166,11 +166,13 @@ class FrameTap:
 
     def __init__(self) -> None:
         self.slots: list[int] = []  # bytes of each frame
+        self._sockets: list[socket.socket] = []
         self._threads: list[threading.Thread] = []
 
     def __call__(self, streams: HostStreams) -> None:
         far = streams.columns[1]
         streams.columns[1], near = socket.socketpair()
+        self._sockets += [near, far]
         head, left = b"", 0
 
         def note(data: bytes) -> None:
@@ -199,10 +201,20 @@ class FrameTap:
             self._threads.append(threading.Thread(target=pump, args=way))
             self._threads[-1].start()
 
-    def join(self) -> None:
+    def close(self) -> None:
+        """After both ends."""
         for thread in self._threads:
             thread.join(30)
-        assert not any(thread.is_alive() for thread in self._threads)
+            assert not thread.is_alive()
+        for each in self._sockets:
+            each.close()
+
+
+@pytest.fixture
+def tap() -> Iterator[FrameTap]:
+    made = FrameTap()
+    yield made
+    made.close()
 
 
 def said_of_long_prompts(runner: Runner, folder: Path) -> list[Any]:
@@ -216,23 +228,35 @@ def said_of_long_prompts(runner: Runner, folder: Path) -> list[Any]:
     return [*said, blocks_of(runner)]
 
 
-@pytest.mark.parametrize(("ranks", "stages"), [(2, 1), (1, 2)])
+@pytest.mark.parametrize(
+    ("ranks", "stages", "layers"),
+    [
+        (2, 1, [[2, 2, 1], [5], [1, 1, 1, 1, 1], [5]]),  # of half of the heads
+        (1, 2, [[2, 1], [3], [1, 1, 1], [3]]),
+    ],
+)
 def test_what_a_long_step_writes_comes_in_several_frames(
-    two_hosts: Callable[..., tuple[GroupRunner, Process]], tmp_path: Path, ranks: int, stages: int
+    tap: FrameTap,  # which ends after the hosts
+    two_hosts: Callable[..., tuple[GroupRunner, Process]],
+    tmp_path: Path,
+    ranks: int,
+    stages: int,
+    layers: list[list[int]],
 ) -> None:
-    """Of as many layers as 4 MiB hold, or of one. The front's blocks are then those of one process, to the bit."""
+    """Of as many layers as 4 MiB hold, or of one. The front's blocks are then those of one process, to the bit.
+
+    `layers` are those of each frame in the steps of a prompt of 500 tokens, of its output, and of one of 1100 tokens.
+    """
     shape = {"hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 4}
     folder = folder_llama(tmp_path / "model", num_hidden_layers=5, head_dim=128, **shape)
     layer_bytes = 2 * 4 * 128 * 4  # of a token
     sizes: dict[str, Any] = {**SIZES, "dtype": "float32", "swap_bytes": 0, "max_batch_tokens": 1200}
     sizes["kv_cache_bytes"] = 128 * 16 * 5 * layer_bytes
     expected = said_of_long_prompts(load_runner(str(folder), **sizes), folder)
-    tap = FrameTap()
     runner, _ = two_hosts(ranks, ["--insecure"], stages=stages, model=folder, tap=tap, **sizes)
     assert said_of_long_prompts(runner, folder) == expected
-    there = 5 / 2 if stages == 1 else 3  # layers: of all heads, or half of the heads of all five
-    assert sum(tap.slots) == (500 + 1100 + 2) * there * layer_bytes  # the first token of each output was run, too
-    print(tap.slots)
+    steps = zip((500, 1, 1100, 1), layers, strict=True)
+    assert tap.slots == [each * tokens * layer_bytes // ranks for tokens, frames in steps for each in frames]
 
 
 def test_a_host_that_ends_leaves_no_zombie(two_hosts: Callable[..., tuple[GroupRunner, Process]]) -> None:
