@@ -128,8 +128,13 @@ class RankWatch:
         """Takes in what is said. False: it has ended."""
         data = source.read()
         *lines, self._rests[source] = (self._rests[source] + data).split(b"\n")
-        for line in filter(None, lines):
-            self._hear(RankWord.from_json(line.decode()))
+        try:
+            for line in filter(None, lines):
+                self._hear(RankWord.from_json(line.decode()))
+        except (ValueError, TypeError, KeyError) as error:  # of another version; nobody would watch if this raised
+            log.error("%s says %r: %s", self._named(source.ranks[0]), line[:200], error)
+            self._tell(loss=f"{self._named(source.ranks[0])} says what no rank says: all need the same version")
+            return False
         if data:
             return True
         how = source.ending()

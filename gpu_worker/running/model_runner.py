@@ -139,9 +139,7 @@ class ModelRunner:
         output.is_copying = self._block_mover.is_copying()
         return output
 
-    def _forward(
-        self, step: StepInput, seats: Sequence[Seat], loras: LoraRows | None, rows: Sequence[int]
-    ) -> Tensor:
+    def _forward(self, step: StepInput, seats: Sequence[Seat], loras: LoraRows | None, rows: Sequence[int]) -> Tensor:
         batch = make_batch(
             *(step.tokens, step.positions, step.slots, step.lengths.tolist(), step.ends.tolist()),
             *([seat.table for seat in seats], self._device, rows),

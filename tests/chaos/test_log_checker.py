@@ -107,11 +107,31 @@ def test_what_a_model_says_is_what_was_recorded(tmp_path: Path, tokens: list[int
     answer = [104, 105, 33, 33, 256], "hi!!", STOP
     events = [[0.1, 1, 0, 0, tokens, len(tokens), STOP, 1]]
     line = line_of(replace(PARAMS, stop=stop), events, text, lengths=[len(tokens)], output_tokens=len(tokens))
-    (tmp_path / FILE).write_text(json.dumps([(PROMPT, params_of(PARAMS), [answer])]))
+    (tmp_path / FILE).write_text(json.dumps([(PROMPT, params_of(PARAMS), [answer], [])]))
     (tmp_path / "faults.jsonl").write_text("")
     (tmp_path / "history.jsonl").write_text(line.to_json() + "\n")
     found = check_folder(tmp_path).violations
     assert len(found) == bool(what) and all(what in violation for violation in found)
+
+
+def verdict_of_cancelled(folder: Path, tokens: list[int]) -> list[str]:
+    """On a best_of of a model whose returned branch is another one than what came of it before it was cancelled."""
+    branches = [([65, 66, 67], "ABC", LENGTH), ([97, 98, 99], "abc", LENGTH), ([120, 121, 122], "xyz", LENGTH)]
+    params = SamplingParams(seed=1, best_of=3, max_tokens=3)
+    (folder / FILE).write_text(json.dumps([(PROMPT, params_of(params), branches[1:2], branches)]))
+    events = [[0.1, 1, 0, 0, tokens, len(tokens), CANCELLED, 1]]
+    text = bytes(tokens).decode()
+    line = StreamLine(1, "a", "own", 100.0, PROMPT, params_of(params), 104.0, events, {"0": text}, "", "", {})
+    (folder / "faults.jsonl").write_text("")
+    (folder / "history.jsonl").write_text(line.to_json() + "\n")
+    return check_folder(folder).violations
+
+
+def test_a_cancelled_choice_of_a_model_may_be_any_branch(tmp_path: Path) -> None:
+    for tokens in ([65, 66], [97], [120]):
+        (found,) = verdict_of_cancelled(tmp_path, tokens)
+        assert "ended with CANCELLED" in found
+    assert "other tokens" in verdict_of_cancelled(tmp_path, [65, 98])[0]
 
 
 def ranked_line(finish: int = STOP, num_tokens: int | None = None) -> StreamLine:

@@ -31,6 +31,7 @@ def rows_below(head: str) -> dict[str, list[str]]:
 
 
 CPU, CUDA = rows_below("| op on a CPU |"), rows_below("| op on a GPU |")
+GROUP = rows_below("| class of a group |")
 
 
 def known(op: str, cell: str, *folders: str) -> None:
@@ -52,7 +53,7 @@ def test_each_op_has_a_row(extension: ModuleType) -> None:
 
 
 def test_files_of_an_op_are_its_own() -> None:
-    for op, (kernel, definition, tests, figures) in CPU.items():
+    for op, (kernel, definition, tests, figures) in (CPU | GROUP).items():
         known(op, kernel, "csrc")
         known(op, definition, "csrc", ".")
         known(op, tests, "tests/csrc", "tests/gpu_worker")
@@ -63,6 +64,11 @@ def test_files_of_an_op_are_its_own() -> None:
         assert all((ROOT / "csrc" / name).exists() for name in re.findall(r"`([\w./]+\.\w+)`", kernel)), op
         known(op, cases, "tests/csrc/simt_cases")
         assert (found := set(re.findall(r"`(\w+)`", named))) and found <= stages, op
+
+
+def test_each_class_of_a_group_has_a_row() -> None:
+    bound = set(re.findall(r"py::class_<(\w+)>", (ROOT / "csrc/bind/team.cpp").read_text()))
+    assert bound and set(GROUP) == bound
 
 
 def names(thing: object) -> list[str]:

@@ -12,11 +12,12 @@ import socket
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 from gpu_worker.group.hosts.host_connection import LEAVE
-from gpu_worker.group.hosts.host_streams import HostPlace, HostStreams, meet_hosts
+from gpu_worker.group.hosts.host_streams import MEETING_S, HostPlace, HostStreams, meet_hosts
 from gpu_worker.group.rank_process import RankProcess
 from gpu_worker.group.rank_task import RankTask, RankWord
 from gpu_worker.group.rank_watch import SILENT_LEASES
@@ -53,7 +54,7 @@ async def follow(settings: WorkerSettings, stop: StopRequest) -> int:
     try:
         log.info("%s: this host of the group ends", await running)
     except OSError as error:
-        log.error("cannot start: %s", error)
+        log.error("this host of the group ends: %s", error)
         return GONE_STATUS
     return 0 if stop.asked.is_set() else GONE_STATUS
 
@@ -68,12 +69,18 @@ class Follower:
         self._turn = threading.Lock()
 
     def run(self) -> str:
-        """Why it has ended. Raises OSError if the hosts do not meet."""
+        """Why it has ended. Raises OSError if the hosts do not meet, or the front does not say what to do."""
         streams = meet_hosts(self._place, self._tls)
         self._front = streams.words[FRONT]
         self._say({"block_bytes": cpu_block_bytes(available_bytes())})
-        with self._front.makefile("rb", buffering=0) as words:
-            line = words.readline()
+        self._front.settimeout(MEETING_S)
+        try:
+            with self._front.makefile("rb", buffering=0) as words:
+                line = words.readline()
+        except TimeoutError:
+            raise OSError(f"the front has not said what to do for {MEETING_S:g} s") from None
+        finally:
+            self._front.settimeout(None)
         if not line.endswith(b"\n"):
             return "the front has ended before it said what to do"
         task = RankTask.from_json(line.decode())
@@ -84,7 +91,7 @@ class Follower:
             return self._serve(tasks, streams)
 
     def ask_to_leave(self) -> bool:
-        """Asks the front to drain, if there is one. From any thread."""
+        """Asks the front to drain, if there is one: if it has ended just now, so does `run`. From any thread."""
         if self._front is None:
             return False
         self._write(LEAVE)
@@ -93,7 +100,8 @@ class Follower:
     def end(self) -> bool:
         """Ends the ranks, and `run`, at once. From any thread."""
         if self._front is not None:
-            self._front.shutdown(socket.SHUT_RDWR)
+            with suppress(OSError):  # the front has ended it
+                self._front.shutdown(socket.SHUT_RDWR)
         return self._front is not None
 
     def _serve(self, tasks: Sequence[RankTask], streams: HostStreams) -> str:
@@ -121,7 +129,7 @@ class Follower:
             while silent_s < patience_s:
                 for key, _ in selector.select(tick_s):
                     if key.data is None:
-                        if not front.recv(4096):
+                        if not _heard(front):
                             return "the front has ended"
                         silent_s = 0.0
                         continue
@@ -143,6 +151,15 @@ class Follower:
         self._write((json.dumps(word) + "\n").encode())
 
     def _write(self, data: bytes) -> None:
-        with self._turn:
+        """What a front that has ended is told is lost: `run` sees its end."""
+        with self._turn, suppress(OSError):
             if self._front is not None:
                 self._front.sendall(data)
+
+
+def _heard(front: socket.socket) -> bytes:
+    """What the front has said; nothing if it has ended. One that was killed may reset the stream."""
+    try:
+        return front.recv(4096)
+    except OSError:
+        return b""

@@ -10,6 +10,7 @@ from typing import Any
 from gpu_worker.group.rank_task import RankTask
 
 LEAVE = b'{"leave": true}\n'  # of a host that is asked to end: the worker is to drain
+HELLO_S = 60.0  # a host that has come says at once what it has
 
 
 class HostConnection:
@@ -21,11 +22,18 @@ class HostConnection:
         self.ranks = ranks
         self.host = host
         self._stream = stream
+        self._rest = b""  # what is no line yet
 
     def hear_hello(self) -> Mapping[str, Any]:
         """What the host says of itself, first of all. Raises OSError if it does not."""
-        with self._stream.makefile("rb", buffering=0) as words:
-            line = words.readline()
+        self._stream.settimeout(HELLO_S)
+        try:
+            with self._stream.makefile("rb", buffering=0) as words:
+                line = words.readline()
+        except TimeoutError:
+            raise OSError(f"host {self.host} has come, and has not said what it has for {HELLO_S:g} s") from None
+        finally:
+            self._stream.settimeout(None)
         if not line.endswith(b"\n"):
             raise OSError(f"host {self.host} has left before it said what it has")
         hello: Mapping[str, Any] = json.loads(line)
@@ -42,16 +50,19 @@ class HostConnection:
         return self._stream.fileno()
 
     def read(self) -> bytes:
+        """Whole lines; an empty one where there is none yet, because no bytes are the end."""
         try:
             data = self._stream.recv(1 << 16)
         except OSError:
             return b""
-        if LEAVE in data:  # short, and sent at once: it comes whole
-            if not HostConnection._leaves:  # a second SIGTERM would not let it drain
-                HostConnection._leaves = True
-                os.kill(os.getpid(), signal.SIGTERM)
-            return data.replace(LEAVE, b"") or b"\n"
-        return data
+        if not data:
+            return b""
+        whole, line_end, self._rest = (self._rest + data).rpartition(b"\n")
+        lines = (whole + line_end).splitlines(keepends=True)
+        if LEAVE in lines and not HostConnection._leaves:  # a second SIGTERM would not let it drain
+            HostConnection._leaves = True
+            os.kill(os.getpid(), signal.SIGTERM)
+        return b"".join(line for line in lines if line != LEAVE) or b"\n"
 
     def beat(self) -> None:
         try:

@@ -5,9 +5,12 @@ ends as one worker, whatever of it ends.
 import os
 import signal
 import socket
+import struct
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,15 +25,16 @@ from live.process import Process, wait_until
 
 from gpu_worker import LLM, SamplingParams
 from gpu_worker.group.group_runner import GroupRunner
-from gpu_worker.group.hosts.host_streams import HostPlace, meet_hosts
+from gpu_worker.group.hosts.host_streams import HostPlace, HostStreams, meet_hosts
 from gpu_worker.group.loading import load_group
 from gpu_worker.group.rank_watch import RankFailed
 from gpu_worker.running.loading import load_runner
+from gpu_worker.steps.runner import Runner
 from octavo.net.security.listener_tls import ListenerTls
 from octavo.wire.endpoint import Endpoint
 
 from .conftest import SIZES
-from .test_blocks import check_blocks_travel
+from .test_blocks import blocks_of, check_blocks_travel
 from .test_same_bits import outputs
 
 pytestmark = pytest.mark.timeout(300)  # programs import torch, and others may need the cores
@@ -93,9 +97,11 @@ def two_hosts(other_host: OtherHost, folder: Path) -> Iterator[Callable[..., tup
         patience_s: float = 20.0,
         model: Path = folder,
         hosts: int = 2,
+        tap: Callable[[HostStreams], None] = lambda _: None,
         **options: object,
     ) -> tuple[GroupRunner, Process]:
         streams = meet_hosts(other_host.follow(flags, hosts), tls)
+        tap(streams)
         given: dict[str, Any] = {**SIZES, **options}
         runners.append(load_group(str(model), ranks=ranks, streams=streams, patience_s=patience_s, **given))
         return runners[-1], other_host.programs[-1]
@@ -151,6 +157,106 @@ def test_stages_on_several_hosts_compute_the_bits_of_one_process(
     runner, _ = two_hosts(ranks, ["--insecure"], stages=stages, hosts=hosts, model=folder, **sizes)
     assert [state.rank for state in runner.rank_states] == [*range(ranks * stages)]
     assert outputs(runner, folder) == expected
+
+
+class FrameTap:
+    """Stands in the stream of columns to the other host, and notes the frames of slots that come from there."""
+
+    HEAD, SLOTS = struct.Struct("=IIq"), 5  # kind, number, bytes
+
+    def __init__(self) -> None:
+        self.slots: list[int] = []  # bytes of each frame
+        self._sockets: list[socket.socket] = []
+        self._threads: list[threading.Thread] = []
+
+    def __call__(self, streams: HostStreams) -> None:
+        far = streams.columns[1]
+        streams.columns[1], near = socket.socketpair()
+        self._sockets += [near, far]
+        head, left = b"", 0
+
+        def note(data: bytes) -> None:
+            nonlocal head, left
+            while data:
+                if left:
+                    left, data = max(0, left - len(data)), data[left:]
+                    continue
+                lacking = self.HEAD.size - len(head)
+                head, data = head + data[:lacking], data[lacking:]
+                if len(head) == self.HEAD.size:
+                    kind, _, left = self.HEAD.unpack(head)
+                    self.slots += [left] if kind == self.SLOTS else []
+                    head = b""
+
+        def pump(source: socket.socket, to: socket.socket, note: Callable[[bytes], None]) -> None:
+            with suppress(OSError):
+                while data := source.recv(1 << 18):
+                    note(data)
+                    to.sendall(data)
+            for each in (source, to):
+                with suppress(OSError):
+                    each.shutdown(socket.SHUT_RDWR)
+
+        for way in ((near, far, lambda _: None), (far, near, note)):
+            self._threads.append(threading.Thread(target=pump, args=way))
+            self._threads[-1].start()
+
+    def close(self) -> None:
+        """After both ends."""
+        for thread in self._threads:
+            thread.join(30)
+            assert not thread.is_alive()
+        for each in self._sockets:
+            each.close()
+
+
+@pytest.fixture
+def tap() -> Iterator[FrameTap]:
+    made = FrameTap()
+    yield made
+    made.close()
+
+
+def said_of_long_prompts(runner: Runner, folder: Path) -> list[Any]:
+    """Of prompts of 500 and of 1100 tokens, and then the blocks."""
+    llm = LLM(str(folder), runner=runner, max_batch_tokens=1200, prefix_caching=False)
+    params, said = SamplingParams(temperature=0, max_tokens=2, logprobs=1, ignore_eos=True), []
+    for length in (500, 1100):
+        prompt = {"prompt_token_ids": [(i * 7 + length) % 250 for i in range(length)]}
+        (answer,) = llm.generate([prompt], params, use_tqdm=False)
+        said.append((answer.outputs[0].token_ids, answer.outputs[0].logprobs))
+    return [*said, blocks_of(runner)]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "stages", "layers"),
+    [
+        (2, 1, [[2, 2, 1], [5], [1, 1, 1, 1, 1], [5]]),  # of half of the heads
+        (1, 2, [[2, 1], [3], [1, 1, 1], [3]]),
+    ],
+)
+def test_what_a_long_step_writes_comes_in_several_frames(
+    tap: FrameTap,  # which ends after the hosts
+    two_hosts: Callable[..., tuple[GroupRunner, Process]],
+    tmp_path: Path,
+    ranks: int,
+    stages: int,
+    layers: list[list[int]],
+) -> None:
+    """Of as many layers as 4 MiB hold, or of one. The front's blocks are then those of one process, to the bit.
+
+    `layers` are those of each frame in the steps of a prompt of 500 tokens, of its output, and of one of 1100 tokens.
+    """
+    shape = {"hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 4}
+    folder = folder_llama(tmp_path / "model", num_hidden_layers=5, head_dim=128, **shape)
+    layer_bytes = 2 * 4 * 128 * 4  # of a token
+    sizes: dict[str, Any] = {**SIZES, "dtype": "float32", "swap_bytes": 0, "max_batch_tokens": 1200}
+    sizes["kv_cache_bytes"] = 128 * 16 * 5 * layer_bytes
+    expected = said_of_long_prompts(load_runner(str(folder), **sizes), folder)
+    runner, _ = two_hosts(ranks, ["--insecure"], stages=stages, model=folder, tap=tap, **sizes)
+    assert said_of_long_prompts(runner, folder) == expected
+    steps = zip((500, 1, 1100, 1), layers, strict=True)
+    assert tap.slots == [each * tokens * layer_bytes // ranks for tokens, frames in steps for each in frames]
 
 
 def test_a_host_that_ends_leaves_no_zombie(two_hosts: Callable[..., tuple[GroupRunner, Process]]) -> None:

@@ -9,9 +9,11 @@ storm ask for what is in the list, and are held against it.
 import json
 import random
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from itertools import permutations
 from pathlib import Path
+from typing import Any
 
 from live.oracle import Expected, Oracle, cut
 from live.traffic import varied_request
@@ -33,11 +35,13 @@ class RecordedAnswers:
     def __init__(self, file: Path) -> None:
         self._requests: list[Request] = []
         self._answers: dict[str, list[Expected]] = {}
-        for prompt, params, answer in json.loads(file.read_text(encoding="utf-8")):
+        self._competing: dict[str, list[Expected]] = {}  # all branches of requests that return some of them
+        for prompt, params, answer, competing in json.loads(file.read_text(encoding="utf-8")):
             sampling = sampling_of(params)
             self._requests.append((prompt, sampling))
-            outputs = [Expected(tuple(tokens), text, FinishReason(finish)) for tokens, text, finish in answer]
-            self._answers[_key(prompt, sampling)] = outputs
+            key = _key(prompt, sampling)
+            self._answers[key] = _read_outputs(answer)
+            self._competing[key] = _read_outputs(competing)
 
     def draw(self, rng: random.Random) -> Request:
         """One of the requests. None has stop strings."""
@@ -50,7 +54,10 @@ class RecordedAnswers:
     def choices(
         self, prompt: Sequence[int], params: SamplingParams, *, cancelled: bool = False
     ) -> list[list[Expected]]:
-        """One. Which branches a cancelled request of several that compete has is not known."""
+        """One, but of a cancelled request whose branches compete: those have whatever scores they had got."""
+        competing = self._competing[_key(prompt, params)]
+        if cancelled and competing:
+            return [list(chosen) for chosen in permutations(competing, params.n)]
         return [self.outputs(prompt, params)]
 
 
@@ -59,6 +66,10 @@ Answers = Oracle | RecordedAnswers
 
 def _key(prompt: Sequence[int], params: SamplingParams) -> str:
     return json.dumps([list(prompt), params_of(replace(params, stop=()))])
+
+
+def _read_outputs(told: Iterable[Any]) -> list[Expected]:
+    return [Expected(tuple(tokens), text, FinishReason(finish)) for tokens, text, finish in told]
 
 
 def _until_stop(output: Expected, params: SamplingParams) -> Expected:
@@ -81,6 +92,11 @@ def model_requests(rng: random.Random) -> list[Request]:
     return [([token % BYTES for token in prompt], replace(sampling, stop=())) for prompt, sampling in drawn]
 
 
+def all_branches(sampling: SamplingParams) -> SamplingParams:
+    """The parameters with which all branches are returned that compete with these: each draws as it does there."""
+    return replace(sampling, n=sampling.best_of)
+
+
 def answers_of(model: Path, requests: Sequence[Request]) -> list[list[Expected]]:
     """Of one process."""
     from gpu_worker import LLM  # torch
@@ -98,15 +114,27 @@ def answers_of(model: Path, requests: Sequence[Request]) -> list[list[Expected]]
     ]
 
 
+def competes(sampling: SamplingParams) -> bool:
+    """Whether fewer branches are returned than drawn."""
+    return sampling.best_of > sampling.n and not sampling.beam_width
+
+
+def _told(outputs: Iterable[Expected]) -> list[Any]:
+    return [(each.token_ids, each.text, each.finish_reason) for each in outputs]
+
+
 def main() -> None:
     from folder_llama import folder_llama
 
     model, out, seed = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
     folder_llama(model)
     requests = model_requests(random.Random(seed))
+    competing = [(prompt, all_branches(sampling)) for prompt, sampling in requests if competes(sampling)]
+    found = answers_of(model, [*requests, *competing])
+    branches = iter(found[len(requests) :])
     told = [
-        (prompt, params_of(sampling), [(each.token_ids, each.text, each.finish_reason) for each in answer])
-        for (prompt, sampling), answer in zip(requests, answers_of(model, requests), strict=True)
+        (prompt, params_of(sampling), _told(answer), _told(next(branches)) if competes(sampling) else [])
+        for (prompt, sampling), answer in zip(requests, found, strict=False)
     ]
     out.write_text(json.dumps(told), encoding="utf-8")
 
