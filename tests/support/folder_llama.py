@@ -42,9 +42,13 @@ def save_noisy(model: transformers.PreTrainedModel, folder: Path) -> None:
 
 
 def save_bytes_tokenizer(folder: Path) -> None:
-    """A tokenizer whose tokens are bytes."""
+    bytes_tokenizer("<|im_start|>").save(str(folder / "tokenizer.json"))
+
+
+def bytes_tokenizer(*special: str) -> tokenizers.Tokenizer:
+    """A tokenizer whose tokens are bytes, and these."""
     tokenizer = tokenizers.Tokenizer(models.BPE(vocab=byte_alphabet(), merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(["<|im_start|>"])
-    tokenizer.save(str(folder / "tokenizer.json"))
+    tokenizer.add_special_tokens(list(special))
+    return tokenizer
