@@ -1,4 +1,4 @@
-"""Models with an encoder: the tokens and logits of Transformers, and equal bits alone, beside others and in pieces."""
+"""Models with an encoder: the tokens of Transformers, and equal bits alone, beside others and in pieces."""
 
 import random
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from octavo.request.errors import BadModel, InvalidArgument
 from octavo.request.sampling import SamplingParams
 
 NAMES = list(ENCODED_TYPES)
-ONE_OF_EACH_ATTENTION = ("bart", "t5", "t5-gated", "umt5", "marian")
+ONE_OF_EACH_ATTENTION = ("bart", "t5", "t5-gated", "umt5")
 GREEDY = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
 OPTIONS = ({}, {"dtype": "bfloat16"}, {"kv_cache_dtype": "int8"})
 
