@@ -35,7 +35,7 @@ def folder_llama(folder: Path, **sizes: object) -> Path:
 def save_noisy(model: transformers.PreTrainedModel, folder: Path) -> None:
     """The model with matrices of noise, and a tokenizer whose tokens are bytes."""
     for parameter in model.eval().parameters():
-        if parameter.dim() > 1:
+        if parameter.dim() > 1 and parameter.requires_grad:  # sinusoids of positions are in no file
             parameter.data.normal_(std=0.3)
     model.save_pretrained(folder)
     save_bytes_tokenizer(folder)

@@ -15,7 +15,7 @@ from octavo.request.errors import BadModel, InvalidArgument
 from octavo.request.sampling import SamplingParams
 
 NAMES = list(ENCODED_TYPES)
-ONE_OF_EACH_ATTENTION = ("bart", "t5", "t5-gated", "umt5")
+ONE_OF_EACH_ATTENTION = ("bart", "t5", "t5-gated", "umt5", "marian")
 GREEDY = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
 OPTIONS = ({}, {"dtype": "bfloat16"}, {"kv_cache_dtype": "int8"})
 
