@@ -1,4 +1,4 @@
-"""Random pins, imports, freezes and moves in the world of random clients of tests/gpu_worker/conftest.py."""
+"""Random pins, imports, freezes and moves in the world of random clients of tests/support/scheduler_world.py."""
 
 import random
 from dataclasses import dataclass, field

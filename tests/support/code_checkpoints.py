@@ -1,4 +1,4 @@
-"""Writes tiny checkpoints as AWQ, GPTQ and compressed-tensors do, and what each stored number means.
+"""Writes tiny checkpoints as AWQ, GPTQ and compressed-tensors do, or in fp8, and what each stored number means.
 
 Numbers go into words one at a time, as the descriptions of the formats have it, so that no mistake of the reader can be
 here too.
@@ -85,6 +85,34 @@ def write_codes(source: Path, target: Path, form: Form, left_out: str = "") -> T
     content = json.loads((target / "config.json").read_text())
     content["quantization_config"] = quantization_config(form) | form.settings
     (target / "config.json").write_text(json.dumps(content))
+    return meant
+
+
+def write_fp8(
+    source: Path, target: Path, tile: tuple[int, int], quantization: dict[str, Any], suffix: str = "_scale_inv"
+) -> Tensors:
+    """Writes the checkpoint of `source` in fp8, with a scale for each tile; what its tensors mean.
+
+    A tile without a width has that of the matrix, and likewise without a height.
+    """
+    shutil.copytree(source, target)
+    meant, stored = {}, {}
+    generator = torch.Generator().manual_seed(1)
+    for name, tensor in load_file(source / "model.safetensors").items():
+        meant[name] = stored[name] = tensor
+        if "proj" in name:
+            height, width = (size or whole for size, whole in zip(tile, tensor.shape, strict=True))
+            grid = -(-tensor.shape[0] // height), -(-tensor.shape[1] // width)
+            scale = (torch.rand(grid, generator=generator) + 0.5) / 50
+            wide = scale.repeat_interleave(height, 0).repeat_interleave(width, 1)
+            wide = wide[: tensor.shape[0], : tensor.shape[1]]
+            stored[name] = (tensor / wide).to(torch.float8_e4m3fn)
+            stored[f"{name}{suffix}"] = scale if any(tile) else scale[0]
+            stored[f"{name.removesuffix('weight')}input_scale"] = torch.ones(1)
+            meant[name] = stored[name].float() * wide
+    save_file(stored, target / "model.safetensors")
+    content = json.loads((target / "config.json").read_text())
+    (target / "config.json").write_text(json.dumps(content | {"quantization_config": quantization}))
     return meant
 
 

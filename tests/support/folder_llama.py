@@ -35,16 +35,20 @@ def folder_llama(folder: Path, **sizes: object) -> Path:
 def save_noisy(model: transformers.PreTrainedModel, folder: Path) -> None:
     """The model with matrices of noise, and a tokenizer whose tokens are bytes."""
     for parameter in model.eval().parameters():
-        if parameter.dim() > 1:
+        if parameter.dim() > 1 and parameter.requires_grad:  # sinusoids of positions are in no file
             parameter.data.normal_(std=0.3)
     model.save_pretrained(folder)
     save_bytes_tokenizer(folder)
 
 
 def save_bytes_tokenizer(folder: Path) -> None:
-    """A tokenizer whose tokens are bytes."""
+    bytes_tokenizer("<|im_start|>").save(str(folder / "tokenizer.json"))
+
+
+def bytes_tokenizer(*special: str) -> tokenizers.Tokenizer:
+    """A tokenizer whose tokens are bytes, and these."""
     tokenizer = tokenizers.Tokenizer(models.BPE(vocab=byte_alphabet(), merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(["<|im_start|>"])
-    tokenizer.save(str(folder / "tokenizer.json"))
+    tokenizer.add_special_tokens(list(special))
+    return tokenizer

@@ -12,7 +12,7 @@ from typing import Any
 import gguf
 import numpy as np
 import torch
-from gguf_models import encoded, finish
+from gguf_models import encoded, finish, interleaved
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -191,13 +191,6 @@ def _own_settings(config: dict[str, Any], arch: str, head_dim: int) -> dict[str,
         },
     }
     return own.get(arch, {})
-
-
-def interleaved(rows: Tensor, num_heads: int) -> Tensor:
-    """Rows i and i + half of a head become neighbours."""
-    size = len(rows) // num_heads
-    order = [h * size + part * (size // 2) + i for h in range(num_heads) for i in range(size // 2) for part in (0, 1)]
-    return rows[order]
 
 
 def modified(tensors: dict[str, Tensor], config: dict[str, Any], arch: str) -> Named:

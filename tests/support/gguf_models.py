@@ -77,6 +77,20 @@ def write_values(directory: Path, target: Path, values: dict[str, Tensor]) -> Pa
     return target
 
 
+def write_bare(path: Path, arch: str, layers: int, shapes: dict[str, tuple[int, ...]], **settings: int) -> Path:
+    """A file that says little: four heads of 32, of 64 numbers. Its tensors have these shapes, and are zeros."""
+    writer = gguf.GGUFWriter(path, arch)
+    sizes = {"block_count": layers, "context_length": 8192, "embedding_length": 64, "feed_forward_length": 64}
+    heads = {"attention.head_count": 4, "attention.key_length": 32, "attention.value_length": 32}
+    for key, value in (sizes | heads | settings).items():
+        writer.add_uint32(f"{arch}.{key}", value)
+    writer.add_layer_norm_rms_eps(1e-6)
+    for name, shape in shapes.items():
+        writer.add_tensor(f"{name}.weight", np.zeros(shape, np.float32))
+    finish(writer)
+    return path
+
+
 def finish(writer: gguf.GGUFWriter) -> None:
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -133,7 +147,7 @@ def _add_tensor(writer: gguf.GGUFWriter, config: dict[str, Any], name: str, raw:
     writer.add_tensor(f"{stored}.{ending}", np.ascontiguousarray(raw), raw_dtype=gguf.GGMLQuantizationType[kind])
 
 
-def interleaved(rows: NDArray[Any], num_heads: int) -> NDArray[Any]:
+def interleaved(rows: Any, num_heads: int) -> Any:
     """What llama.cpp's converter does to query and key rows: row i and row i + half of a head become neighbours."""
     size = rows.shape[0] // num_heads
     order = [h * size + part * (size // 2) + i for h in range(num_heads) for i in range(size // 2) for part in (0, 1)]

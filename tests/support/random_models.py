@@ -85,6 +85,11 @@ def random_gpt(draw: random.Random, kind: str) -> transformers.PretrainedConfig:
 
 
 def save_random(config: transformers.PretrainedConfig, folder: Path, seed: int = 1) -> Path:
+    random_model(config, seed).save_pretrained(folder)
+    return folder
+
+
+def random_model(config: transformers.PretrainedConfig, seed: int) -> transformers.PreTrainedModel:
     """A model of noise, biases and norms included."""
     torch.manual_seed(seed)
     model = transformers.AutoModelForCausalLM.from_config(config).eval()
@@ -95,5 +100,4 @@ def save_random(config: transformers.PretrainedConfig, folder: Path, seed: int =
         if name.endswith("e_score_correction_bias"):  # zeros in a new model
             buffer.add_(0.2 * torch.randn_like(buffer))
     model.tie_weights()
-    model.save_pretrained(folder)
-    return folder
+    return model

@@ -41,49 +41,33 @@ def allowed(mask: Mask) -> list[int]:
 
 
 @pytest.mark.parametrize("constraint", CONSTRAINTS, ids=lambda each: each.shape)
-def test_a_matcher_that_begins_anywhere_gives_the_masks_of_one_that_never_stopped(grammars, constraint: Constraint):
-    rng, grammar, prompt = random.Random(3), grammars.compile(constraint), [9, 9]
-    for _ in range(10):
-        tokens, live = list(prompt), grammar.matcher()
-        for _ in range(40):
-            mask = live.mask(tokens, len(prompt))
-            assert grammar.matcher().mask(tokens, len(prompt)) == mask
-            choices = allowed(mask)
-            assert choices, bytes(tokens[2:])
-            if choices == [0]:  # the end of the text
-                break
-            tokens.append(rng.choice([token for token in choices if token]))
-
-
-@pytest.mark.parametrize("constraint", CONSTRAINTS, ids=lambda each: each.shape)
-def test_what_comes_after_drafts_is_what_comes_after_tokens(grammars, constraint: Constraint) -> None:
-    """Forced tokens have no rival, and masks of drafts are those of a branch that has got them."""
+def test_masks_are_those_of_a_matcher_that_begins_with_the_tokens(grammars, constraint: Constraint) -> None:
+    """Forced tokens have no rival. Masks of drafts and of what is foreseen are those of a branch that has got them."""
     rng, grammar, num_forced = random.Random(7), grammars.compile(constraint), 0
+
+    def fresh(output: list[int]) -> Mask:
+        return grammar.matcher().mask([9, 9, *output], 2)
+
     for _ in range(12):
-        tokens: list[int] = []
-        live = grammar.matcher()
-        while (choices := allowed(live.mask(tokens, 0))) != [0] and len(tokens) < 40:
-            forced = live.forced(tokens, 0)
-            walked = list(tokens)
-            for token in forced:
-                assert allowed(grammar.matcher().mask(walked, 0)) == [token]
-                walked.append(token)
+        tokens, live = [9, 9], grammar.matcher()
+        while (choices := allowed(live.mask(tokens, 2))) != [0] and len(tokens) < 42:
+            assert choices and live.mask(tokens, 2) == fresh(output := tokens[2:]), bytes(output)
+            forced = live.forced(tokens, 2)
+            for place, token in enumerate(forced):
+                assert allowed(fresh([*output, *forced[:place]])) == [token]
             num_forced += len(forced)
-            drafts = (
-                [*forced, *rng.choices(range(1, 128), k=3)] if forced else [rng.choice(choices), rng.randrange(1, 128)]
-            )
-            masks = live.draft_masks(tokens, 0, drafts)
-            for place, mask in enumerate(masks):
-                assert mask == grammar.matcher().mask([*tokens, *drafts[: place + 1]], 0)
-            going_on = len(live.draft_masks(tokens, 0, forced))
-            assert live.mask(tokens, 0, foresee=40) == grammar.matcher().mask(tokens, 0)
+            drafts = [*(forced or [rng.choice(choices)]), *rng.choices(range(1, 128), k=3)]
+            for place, mask in enumerate(live.draft_masks(tokens, 2, drafts)):
+                assert mask == fresh([*output, *drafts[: place + 1]])
+            going_on = len(live.draft_masks(tokens, 2, forced))
+            assert live.mask(tokens, 2, foresee=40) == fresh(output)
             tokens.append(rng.choice([token for token in choices if token]))
-            ahead, masks = live.foreseen(tokens, 0)
+            ahead, masks = live.foreseen(tokens, 2)
             assert ahead == forced[1:going_on]
-            assert masks == [grammar.matcher().mask([*tokens, *ahead[:end]], 0) for end in range(1, len(ahead) + 1)]
-            fresh = grammar.matcher().draft_masks(tokens, 0, [choices[0], 2])
-            assert live.draft_masks(tokens, 0, [choices[0], 2]) == fresh  # it catches up by itself
-            assert live.foreseen([*tokens, 1], 0) == live.foreseen([*tokens[:-1], 127], 0) == ([], [])
+            assert masks == [fresh([*tokens[2:], *ahead[:end]]) for end in range(1, len(ahead) + 1)]
+            later = [choices[0], 2]  # it catches up by itself
+            assert live.draft_masks(tokens, 2, later) == grammar.matcher().draft_masks(tokens, 2, later)
+            assert live.foreseen([*tokens, 1], 2) == live.foreseen([*tokens[:-1], 127], 2) == ([], [])
     assert num_forced or constraint.shape in (Shape.JSON_OBJECT, Shape.REGEX, Shape.LARK)
 
 
@@ -116,15 +100,20 @@ def test_what_becomes_too_complex_is_no_divergence(grammars):
     assert failure.reason == "CONSTRAINT_UNMET" and "too complex" in failure.message
 
 
-def test_a_grammar_of_another_engine_is_refused(grammars):
-    with pytest.raises(Mismatch, match="begun with llguidance 0"):
-        grammars.compile(Constraint(Shape.REGEX, "a+", "llguidance 0"))
-
-
-def test_what_cannot_be_kept_is_refused_by_its_name(grammars):
-    for text, name in ((r'{"type":"array","uniqueItems":true}', "uniqueItems"), (r'{"not":{}}', "not")):
-        with pytest.raises(InvalidArgument, match=name):
-            grammars.compile(Constraint(Shape.JSON_SCHEMA, text))
+@pytest.mark.parametrize(
+    ("constraint", "error", "message"),
+    [
+        (Constraint(Shape.REGEX, "a+", "llguidance 0"), Mismatch, "begun with llguidance 0"),
+        (Constraint(Shape.JSON_SCHEMA, '{"type":"array","uniqueItems":true}'), InvalidArgument, "uniqueItems"),
+        (Constraint(Shape.JSON_SCHEMA, '{"not":{}}'), InvalidArgument, "not"),
+    ],
+)
+def test_what_cannot_be_kept_is_refused_by_its_name(grammars, constraint, error, message):
+    with pytest.raises(error, match=message):
+        grammars.compile(constraint)
+    endless = Grammars(replace(FakeRunner().info, eos_token_ids=()))
+    with pytest.raises(NoTokenizer, match="names no end token"):
+        endless.compile(CONSTRAINTS[0])
 
 
 def test_the_cache_keeps_the_latest_within_its_bytes():
@@ -132,9 +121,3 @@ def test_the_cache_keeps_the_latest_within_its_bytes():
     made = {text: grammars.compile(Constraint(Shape.REGEX, text)) for text in "abc"}
     assert grammars.compile(Constraint(Shape.REGEX, "c")) is made["c"]
     assert grammars.compile(Constraint(Shape.REGEX, "a")) is not made["a"]
-
-
-def test_a_model_without_an_end_is_refused() -> None:
-    endless = Grammars(replace(FakeRunner().info, eos_token_ids=()))
-    with pytest.raises(NoTokenizer, match="names no end token"):
-        endless.compile(CONSTRAINTS[0])

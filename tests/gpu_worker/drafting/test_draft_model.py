@@ -1,5 +1,7 @@
 """A draft model keeps its own blocks right, guesses what it would draw itself, and changes no output."""
 
+from typing import Any
+
 import pytest
 from scheduler_bench import Bench
 
@@ -38,22 +40,28 @@ def undisturbed() -> dict[str, list[int]]:
     return outputs(None, "off")[1]
 
 
+def checked(undisturbed: dict[str, list[int]], kind=WitnessRunner, **sizes) -> tuple[Any, int, int]:
+    """A draft model of another runner, and how many drafts it gave and were right: outputs are the same."""
+    guessing = kind(**{"num_blocks": 200, "num_host_blocks": 0, **SIZES, **sizes})
+    model = DraftModel(guessing, SIZES["vocab_size"])
+    bench, found = outputs(model)
+    assert found == undisturbed
+    assert not getattr(guessing, "mismatches", 0), guessing.first_mismatch
+    return model, bench.workload.num_drafts["model"], bench.workload.num_accepted_drafts["model"]
+
+
 @pytest.mark.parametrize("num_blocks", [200, 45, 20])
 def test_the_same_model_is_always_right(undisturbed: dict[str, list[int]], num_blocks: int) -> None:
     """Also with blocks for some branches alone, which drive each other out."""
-    guessing = WitnessRunner(num_blocks=num_blocks, num_host_blocks=0, **SIZES)
-    bench, found = outputs(DraftModel(guessing, SIZES["vocab_size"]))
-    assert found == undisturbed
-    assert not guessing.mismatches, guessing.first_mismatch
-    assert bench.workload.num_accepted_drafts["model"] == bench.workload.num_drafts["model"] > 30
+    _, drafts, accepted = checked(undisturbed, num_blocks=num_blocks)
+    assert accepted == drafts > 30
 
 
 def test_another_model_is_seldom_right_and_soon_seldom_asked(undisturbed: dict[str, list[int]]) -> None:
-    bench, found = outputs(DraftModel(FakeRunner(num_blocks=200, **SIZES), SIZES["vocab_size"]))
-    assert found == undisturbed
-    drafts, accepted = bench.workload.num_drafts["model"], bench.workload.num_accepted_drafts["model"]
+    _, drafts, accepted = checked(undisturbed, FakeRunner)
     assert accepted < drafts / 5
-    assert drafts < sum(map(len, found.values())) / 4
+    assert drafts < sum(map(len, undisturbed.values())) / 4
+    checked(undisturbed, vocab_size=5000)  # tokens that the larger model has not are no guesses
 
 
 def test_a_model_that_fails_is_not_asked_again(undisturbed: dict[str, list[int]]) -> None:
@@ -61,11 +69,4 @@ def test_a_model_that_fails_is_not_asked_again(undisturbed: dict[str, list[int]]
         def run(self, step):
             raise RuntimeError("no more")
 
-    model = DraftModel(Failing(num_blocks=50, num_host_blocks=0, **SIZES), SIZES["vocab_size"])
-    assert outputs(model)[1] == undisturbed
-    assert model.failed
-
-
-def test_tokens_that_the_larger_model_has_not_are_no_guesses(undisturbed: dict[str, list[int]]) -> None:
-    guessing = WitnessRunner(num_blocks=200, num_host_blocks=0, block_size=4, vocab_size=5000)
-    assert outputs(DraftModel(guessing, SIZES["vocab_size"]))[1] == undisturbed
+    assert checked(undisturbed, Failing)[0].failed

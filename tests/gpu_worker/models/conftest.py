@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from random_models import random_model
 from safetensors.torch import load_file, save_file
+from span_batches import batch_of_spans
 from steps import Piece, step_of
 from transformers_types import MIXTURES, SMALL, TYPES
 
-from gpu_worker.ops import make_batch
 from gpu_worker.running.loading import load_runner
 from gpu_worker.running.model_runner import ModelRunner
 
@@ -21,8 +22,7 @@ torch.set_num_threads(1)
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
 
-SMALL_LAYERS = {"num_hidden_layers": 2}
-WIDE = {**SMALL, **SMALL_LAYERS, "hidden_size": 256, "intermediate_size": 256}  # rows of whole K blocks
+WIDE = {**SMALL, "num_hidden_layers": 2, "hidden_size": 256, "intermediate_size": 256}  # rows of whole K blocks
 ENDS = {"eos_token_id": None, "bos_token_id": None}
 CAPPED = {**SMALL, "head_dim": 16, "sliding_window": 11, "attn_logit_softcapping": 5.0, "final_logit_softcapping": 3.0}
 GEMMA2 = {**CAPPED, "query_pre_attn_scalar": 16}
@@ -68,7 +68,6 @@ CONFIGS: dict[str, tuple[str, dict]] = {
     "phi": ("Phi", SMALL),
     "gemma2-tied": ("Gemma2", GEMMA2),
     "gemma2-untied": ("Gemma2", {**GEMMA2, "tie_word_embeddings": False}),
-    "gemma2-wide": ("Gemma2", {**GEMMA2, **WIDE, "head_dim": 64, "query_pre_attn_scalar": 64}),
     "phi3": ("Phi3", {**SMALL, "sliding_window": 11}),
     "phi3-tied": ("Phi3", {**SMALL, "partial_rotary_factor": 0.5, "tie_word_embeddings": True}),
     "phi3-longrope": (
@@ -105,19 +104,10 @@ CONFIGS: dict[str, tuple[str, dict]] = {
 class Tiny:
     """A random model: in memory for reference, on disk for us."""
 
-    def __init__(self, name: str, directory: Path) -> None:
-        kind, options = (CONFIGS | TYPES | MIXTURES)[name]
-        torch.manual_seed(len(name.rpartition(" ")[2]))  # without the word before a name
+    def __init__(self, name: str, kind: str, options: dict, directory: Path) -> None:
         self.directory = directory / name
         config = getattr(transformers, f"{kind}Config")(**options)
-        self.model = transformers.AutoModelForCausalLM.from_config(config).eval()
-        for parameter in self.model.parameters():
-            noise = torch.randn_like(parameter)
-            parameter.data = noise * 0.3 if parameter.dim() > 1 else parameter.data + 0.1 * noise
-        for name, buffer in self.model.named_buffers():
-            if name.endswith("e_score_correction_bias"):  # zeros in a new model
-                buffer.add_(0.2 * torch.randn_like(buffer))
-        self.model.tie_weights()
+        self.model = random_model(config, seed=len(name.rpartition(" ")[2]))  # without the word before a name
         self.model.save_pretrained(self.directory)
 
     @torch.inference_mode()
@@ -132,14 +122,14 @@ class Tiny:
 
 
 @pytest.fixture(scope="session")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Tiny]:
-    """Tiny models by name, each made once."""
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Tiny]:
+    """Tiny models by name, each made once: those of CONFIGS, TYPES and MIXTURES, or with a configuration and fields."""
     directory = tmp_path_factory.mktemp("models")
-    made: dict[str, Tiny] = {}
+    known, made = CONFIGS | TYPES | MIXTURES, dict[str, Tiny]()
 
-    def make(name: str) -> Tiny:
+    def make(name: str, kind: str = "", fields: dict | None = None) -> Tiny:
         if name not in made:
-            made[name] = Tiny(name, directory)
+            made[name] = Tiny(name, *((kind, fields or {}) if kind else known[name]), directory)
         return made[name]
 
     return make
@@ -201,9 +191,7 @@ def all_logits() -> Callable[..., torch.Tensor]:
         size, decoder, parts = runner.info.block_size, runner._decoder, []
         table = list(range(-(-len(tokens) // size)))[::-1]
         for start, end in pairwise((0, *ends, len(tokens))):
-            places = list(range(start, end))
-            slots = [table[p // size] * size + p % size for p in places]
-            batch = make_batch(tokens[start:end], places, slots, [end - start], [end], [table], torch.device("cpu"))
+            _, batch = batch_of_spans([tokens], [(0, start, end)], [table], size)
             with torch.inference_mode():
                 hidden = decoder.forward(batch, runner._arena.layers, torch.arange(end - start))
                 parts.append(decoder.logits(hidden).float().clone())

@@ -1,8 +1,5 @@
 """What config.json alone rules out, and how that is said."""
 
-import json
-import time
-
 import pytest
 
 from gpu_worker.models.model_kind import refuse_unservable
@@ -55,15 +52,14 @@ def test_a_model_of_another_kind_is_refused_by_name(model_type, architecture, mo
 @pytest.mark.parametrize(
     "config",
     [
-        LLAMA,
+        LLAMA | {"quantization_config": None},
+        LLAMA | quantized(quant_method="fp8", weight_block_size=[128, 128]),
         {"model_type": "llama"},
         {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "is_decoder": False},
         {"model_type": "bert", "architectures": ["BertLMHeadModel"], "is_decoder": True},
         {"model_type": "falcon", "architectures": ["RWForCausalLM"]},
         {"model_type": "marian", "architectures": ["MarianMTModel"], "is_encoder_decoder": True},
         {"model_type": "granitemoehybrid", "architectures": ["XForCausalLM"], "layer_types": ["full_attention"]},
-        LLAMA | {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}},
-        LLAMA | {"quantization_config": None},
     ],
 )
 def test_what_may_be_a_decoder_passes(config):
@@ -71,10 +67,7 @@ def test_what_may_be_a_decoder_passes(config):
 
 
 def test_no_weights_are_read_of_a_model_that_is_refused(tmp_path, load):
-    """The directory has none at all: the reason is what config.json says, and it comes at once."""
-    config = {"model_type": "rwkv", "architectures": ["RwkvForCausalLM"]}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    started = time.monotonic()
+    """There are none at all: the reason is what config.json says."""
+    (tmp_path / "config.json").write_text('{"model_type": "rwkv", "architectures": ["RwkvForCausalLM"]}')
     with pytest.raises(BadModel, match="keeps a recurrent state"):
         load(tmp_path)
-    assert time.monotonic() - started < 1

@@ -1,12 +1,11 @@
 """Runners of equal classes of numerics compute equal bits, and whatever changes bits changes the class."""
 
 import itertools
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
+from effort import draws
 
 from gpu_worker.models import numerics
 from gpu_worker.ops import native
@@ -16,87 +15,51 @@ from gpu_worker.running import loading
 
 ISAS = ("generic", "avx2", "avx512", "avx512_bf16", "amx")
 TOKENS = [1 + i * 37 % 90 for i in range(40)]
-OPTIONS = [
-    {"quantization": quantization, "dtype": dtype}
-    for quantization in ("auto", "none", "q8")
-    for dtype in ("float32", "bfloat16")
+KV_TYPES = ("float32", "float16", "bfloat16", "int8")
+FORMS = [  # (quantization, dtype, kv_cache_dtype)
+    *(("none", "bfloat16", kv) for kv in ("float32", "bfloat16")),
+    *(("q8", "bfloat16", kv) for kv in ("float32", "float16", "bfloat16")),
+    *(("auto", "float32", "int8"), ("q8", "float32", "float32")),
 ]
+EVERY_FORM = [*itertools.product(("auto", "none", "q8"), ("float32", "bfloat16"), KV_TYPES)]
+SAME_AS_AVX2 = {  # a machine with AVX-512 goes on with the streams of one with AVX2 where both compute in float32
+    ("avx512", "none", "bfloat16", "bfloat16"): True,
+    ("avx512_bf16", "q8", "bfloat16", "float32"): True,
+    ("avx512_bf16", "q8", "bfloat16", "float16"): True,
+    ("avx512_bf16", "q8", "bfloat16", "bfloat16"): False,  # keys are multiplied in bfloat16
+    ("avx512_bf16", "none", "bfloat16", "float32"): False,  # and here weights
+    ("generic", "q8", "bfloat16", "float32"): False,
+}
 
 
-@dataclass(frozen=True)
-class Computed:
-    """A runner's class, layout and fingerprint, and what it computed."""
+@pytest.mark.scaled
+@pytest.mark.skipif(native.load() is None, reason="the extension was not built")
+@pytest.mark.parametrize("isa", ["generic"], indirect=True)
+def test_equal_classes_compute_equal_bits(isa, tiny, load, all_logits, monkeypatch) -> None:
+    """Whichever instruction set, type and ops: of a prompt in one piece and of a few decodes."""
 
-    name: str
-    served: tuple[str, str, str]
-    bits: bytes
-
-
-@pytest.fixture
-def best_isa() -> Iterator[None]:
-    """The instruction set is put back that the process used before."""
-    extension = native.load()
-    best = extension.isa() if extension else ""
-    yield
-    if extension:
-        extension.select_isa(best)
-
-
-@pytest.fixture
-def computed(load, all_logits) -> Callable[..., Computed]:
-    """Logits of a prompt in one piece and of a few decodes."""
-
-    def run(model, name: str, **options) -> Computed:
-        runner = load(model, **options)
-        info, length = runner.info, len(TOKENS)
+    def compute(**options):
+        runner, length = load(tiny("llama").directory, **options), len(TOKENS)
+        info = runner.info
         logits = all_logits(runner, [*TOKENS, *TOKENS[:3]], range(length, length + 3))
-        return Computed(name, (info.numerics, info.layout, info.fingerprint), logits.numpy().tobytes())
+        return (info.numerics, info.layout, info.fingerprint), logits.numpy().tobytes()
 
-    return run
-
-
-@pytest.mark.usefixtures("best_isa")
-def test_equal_classes_compute_equal_bits(tiny, computed, monkeypatch) -> None:
-    """Whichever instruction set, type and ops."""
-    extension = native.load()
-    if extension is None:
-        pytest.skip("the extension was not built")
-    found = []
-    for options in OPTIONS:
-        for isa, kv_cache_dtype in itertools.product(ISAS, ("float32", "float16", "bfloat16", "int8")):
-            if isa in extension.isas():
-                kv = {"kv_cache_dtype": kv_cache_dtype}
-                name = f"{isa} {kv} {options}"
-                found.append(computed(tiny("llama").directory, name, isa=isa, **kv, **options))
+    found = {
+        (isa, *form): compute(isa=isa, **dict(zip(("quantization", "dtype", "kv_cache_dtype"), form, strict=True)))
+        for form in (FORMS, EVERY_FORM)[draws(0, 1)]
+        for isa in ISAS
+        if isa in native.load().isas()
+    }
+    for (isa, *form), is_one in SAME_AS_AVX2.items():
+        if {(isa, *form), ("avx2", *form)} <= found.keys():
+            one, other = found[isa, *form], found["avx2", *form]
+            assert (one[0] == other[0], one[1] == other[1]) == (is_one, is_one), (isa, form)
     monkeypatch.setattr(loading, "choose_ops", lambda *_: ReferenceOps())
     for dtype in ("float32", "bfloat16"):
-        options = {"kv_cache_dtype": "float32", "dtype": dtype}
-        found.append(computed(tiny("llama").directory, f"reference {dtype}", **options))
-    for one, other in itertools.combinations(found, 2):
-        assert one.served != other.served or one.bits == other.bits, (one.name, other.name, one.served[0])
-    assert all(numerics and " " not in numerics for numerics, _, _ in (each.served for each in found))
-
-
-@pytest.mark.usefixtures("best_isa")
-@pytest.mark.parametrize(
-    ("isa", "kv_cache_dtype", "quantization", "is_one"),
-    [
-        ("avx512", "bfloat16", "none", True),
-        ("avx512_bf16", "float32", "q8", True),
-        ("avx512_bf16", "float16", "q8", True),
-        ("avx512_bf16", "bfloat16", "q8", False),  # keys are multiplied in bfloat16
-        ("avx512_bf16", "float32", "none", False),  # and here weights
-        ("generic", "float32", "q8", False),
-    ],
-)
-def test_wider_registers_make_no_class(tiny, computed, isa, kv_cache_dtype, quantization, is_one) -> None:
-    """A machine with AVX-512 goes on with the streams of one with AVX2 where both compute in float32."""
-    extension = native.load()
-    if extension is None or not {isa, "avx2"} <= set(extension.isas()):
-        pytest.skip(f"this machine or build has no {isa} beside avx2")
-    options = {"kv_cache_dtype": kv_cache_dtype, "quantization": quantization, "dtype": "bfloat16"}
-    one, other = (computed(tiny("llama").directory, name, isa=name, **options) for name in ("avx2", isa))
-    assert (one.served == other.served, one.bits == other.bits) == (is_one, is_one)
+        found["reference", dtype] = compute(kv_cache_dtype="float32", dtype=dtype)
+    for (one, (served, bits)), (other, (other_served, other_bits)) in itertools.combinations(found.items(), 2):
+        assert served != other_served or bits == other_bits, (one, other, served)
+    assert all(served[0] and " " not in served[0] for served, _ in found.values())
 
 
 def test_batch_invariance_on_a_gpu_is_a_class_of_its_own(monkeypatch) -> None:

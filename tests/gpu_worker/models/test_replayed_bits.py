@@ -6,7 +6,6 @@ token must depend neither on how many tokens the step has nor on which.
 
 import random
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 import torch
@@ -14,20 +13,19 @@ from effort import diagonal
 from gguf_models import write_gguf
 from instruction_sets import ISAS
 from span_batches import batch_of_spans
-from steps import Piece, step_of
-from transformers_types import MIXTURES, SMALL, TYPES
+from transformers_types import MIXTURES, SMALL
 
 from gpu_worker.ops import native
 from gpu_worker.running.model_runner import ModelRunner
-from octavo.request.sampling import SamplingParams, TokenScore
 
 pytestmark = pytest.mark.skipif(native.load() is None, reason="the reference ops round by the batch's shape")
 SPLIT, DECODED = 1024, 40
 CONTEXT = SPLIT + DECODED + 8
 ODD = {"intermediate_size": 44, "vocab_size": 131}  # nothing fills whole registers
-LLAMA = {**SMALL, "num_hidden_layers": 2, "max_position_embeddings": CONTEXT}
-GPT = {"vocab_size": 131, "n_positions": CONTEXT, "n_embd": 40, "n_inner": 44, "n_layer": 2, "n_head": 5}
+FAR = {"max_position_embeddings": CONTEXT}
+LLAMA = {**SMALL, **FAR, "num_hidden_layers": 2}
 ENDS = {"eos_token_id": None, "bos_token_id": None}
+GPT = {"vocab_size": 131, "n_positions": CONTEXT, "n_embd": 40, "n_inner": 44, "n_layer": 2, "n_head": 5, **ENDS}
 MODELS: dict[str, tuple[str, dict]] = {
     "llama": ("Llama", LLAMA),
     "llama-odd": ("Llama", {**LLAMA, **ODD, "attention_bias": True, "mlp_bias": True}),
@@ -38,52 +36,33 @@ MODELS: dict[str, tuple[str, dict]] = {
     "mistral": ("Mistral", {**LLAMA, "sliding_window": SPLIT - 3, "head_dim": 16}),
     "qwen3": ("Qwen3", {**LLAMA, "head_dim": 16}),
     "gemma2": ("Gemma2", {**LLAMA, **ODD, "head_dim": 16, "sliding_window": 700, "query_pre_attn_scalar": 20}),
-    "experts": ("Qwen2Moe", {**MIXTURES["qwen2_moe-some"][1], "max_position_embeddings": CONTEXT}),
-    "experts-odd": ("Qwen3Moe", {**MIXTURES["qwen3_moe-many"][1], **ODD, "max_position_embeddings": CONTEXT}),
-    "grouped": ("Glm4Moe", {**MIXTURES["glm4_moe-grouped"][1], "max_position_embeddings": CONTEXT}),
-    "sinks": (
-        "GptOss",
-        {**MIXTURES["gpt_oss-many"][1], **ODD, "num_hidden_layers": 2, "max_position_embeddings": CONTEXT},
-    ),
-    "gpt2": ("GPT2", {**GPT, **ENDS}),
-    "gpt2-silu": ("GPT2", {**GPT, **ENDS, "activation_function": "silu"}),
+    "experts": ("Qwen2Moe", {**MIXTURES["qwen2_moe-some"][1], **FAR}),
+    "experts-odd": ("Qwen3Moe", {**MIXTURES["qwen3_moe-many"][1], **ODD, **FAR}),
+    "grouped": ("Glm4Moe", {**MIXTURES["glm4_moe-grouped"][1], **FAR}),
+    "sinks": ("GptOss", {**MIXTURES["gpt_oss-many"][1], **ODD, **FAR, "num_hidden_layers": 2}),
+    "gpt2": ("GPT2", GPT),
+    "gpt2-silu": ("GPT2", {**GPT, "activation_function": "silu"}),
     "bloom": ("Bloom", {"vocab_size": 131, "hidden_size": 48, "n_layer": 2, "n_head": 6, **ENDS}),
 }
-LISTED = [
-    ("llama", {}),
-    ("llama", {"dtype": "bfloat16"}),
+FORMS = [
+    *((name, {}) for name in MODELS),
+    *((name, {"dtype": "bfloat16"}) for name in ("llama", "experts", "sinks", "gemma2", "gpt2")),
     ("llama", {"dtype": "bfloat16", "kv_cache_dtype": "float32"}),
     ("llama", {"dtype": "float16"}),
     ("llama", {"quantization": "q8", "kv_cache_dtype": "int8"}),
     ("llama", {"quantization": "q4", "kv_cache_dtype": "fp8_e4m3"}),
-    ("llama-odd", {}),
     ("llama-odd", {"dtype": "bfloat16", "kv_cache_dtype": "fp8_e5m2"}),
-    ("llama-sparse", {}),
     ("mistral", {"quantization": "q4-a8"}),
     ("qwen3", {"kv_cache_dtype": "bfloat16"}),
-    ("experts", {}),
     ("experts", {"quantization": "q4-a8"}),
-    ("experts", {"dtype": "bfloat16"}),
-    ("experts-odd", {}),
-    ("grouped", {}),
-    ("sinks", {}),
-    ("sinks", {"dtype": "bfloat16"}),
-    ("gemma2", {}),
-    ("gemma2", {"dtype": "bfloat16"}),
-    ("gpt2", {}),
-    ("gpt2", {"dtype": "bfloat16"}),
-    ("gpt2-silu", {}),
-    ("bloom", {}),
 ]
-FORMS = {"-".join([name, *options.values()]): (name, options) for name, options in LISTED}
 Steps = list[list[tuple[int, int, int]]]  # of each step: (sequence, first token, end)
 
 
 @pytest.fixture
-def replayed(tiny, load, monkeypatch, tmp_path) -> Callable[..., ModelRunner]:
+def replayed(tiny, load, tmp_path) -> Callable[..., ModelRunner]:
     def load_long(name: str, **options) -> ModelRunner:
-        monkeypatch.setitem(TYPES, f"replayed-{name}", MODELS[name])
-        model = tiny(f"replayed-{name}").directory
+        model = tiny(f"replayed-{name}", *MODELS[name]).directory
         if name == "gemma2":
             write_gguf(model, tmp_path / "model.gguf")
             model = tmp_path / "model.gguf"
@@ -128,9 +107,9 @@ def cut(rng: random.Random, length: int) -> Steps:
     return steps
 
 
-@pytest.mark.parametrize(("form", "isa"), diagonal(list(FORMS), ISAS), indirect=["isa"])
+@pytest.mark.parametrize(("form", "isa"), diagonal(FORMS, ISAS), indirect=["isa"])
 def test_a_replay_has_the_bits_of_decodes(form, isa, replayed):
-    name, options = FORMS[form]
+    name, options = form
     runner = replayed(name, **options)
     rng = random.Random(len(name))
     torch.manual_seed(0)
@@ -147,38 +126,3 @@ def test_a_replay_has_the_bits_of_decodes(form, isa, replayed):
     check(cut(rng, length))
     last = length - 9  # a batch of decodes and prompts: the sequence's last tokens come with others before and behind
     check([[(0, 0, last), (1, 0, 300)], [(1, 300, 301), (0, last, length), (2, 0, 65)]])
-
-
-def generated(runner: ModelRunner, piece: Piece, count: int) -> list[TokenScore]:
-    """Goes on with the tokens of `piece`, which are run: the scores of `count` tokens, which are added."""
-    scores = []
-    for _ in range(count):
-        output = runner.run(step_of([piece], runner.info.block_size))
-        piece.tokens.append(output.token_ids[0])
-        scores.append(output.scores[0])
-        piece.length = 1
-    return scores
-
-
-@pytest.mark.parametrize("quantization", ["none", "q8", "q4"])
-@pytest.mark.parametrize("more", [{}, {"repetition_penalty": 1.3, "frequency_penalty": 0.5, "logit_bias": {7: 2.0}}])
-def test_a_replay_scores_what_decodes_scored(quantization, more, replayed):
-    """The tokens of a journal get the log probabilities that were sent, and the same tokens come after them."""
-    runner = replayed("llama", quantization=quantization)
-    params = SamplingParams(temperature=1.0, seed=5, logprobs=3, max_tokens=DECODED, ignore_eos=True, **more)
-    rng = random.Random(1)
-    prompt = [rng.randrange(128) for _ in range(SPLIT - 7)]
-    num_blocks, size = -(-CONTEXT // runner.info.block_size), runner.info.block_size
-    whole = Piece(list(prompt), len(prompt), range(num_blocks), params, len(prompt))
-    scores = generated(runner, whole, DECODED)
-    assert [score.token_id for score in scores] == whole.tokens[len(prompt) :]
-
-    for kept in (9, 25):
-        again, first = Piece(whole.tokens[: len(prompt) + kept], 1, range(num_blocks, 2 * num_blocks)), len(prompt) - 30
-        again.params, again.num_prompt = params, len(prompt)
-        runner.run(step_of([replace(again, tokens=again.tokens[:first], length=first, num_samples=0)], size))
-        *known, last = again.tokens
-        part = replace(again, tokens=known, length=len(known) - first, num_samples=0)
-        part.score_from, part.after = len(prompt), [last]
-        assert runner.run(step_of([part], size)).scored[0] == scores[:kept]
-        assert generated(runner, again, DECODED - kept) == scores[kept:]

@@ -1,9 +1,8 @@
 """A real (tiny) model in a folder: weights, tokenizer and chat template as people have them."""
 
 import pytest
-import torch
 import transformers
-from folder_llama import save_noisy
+from folder_llama import folder_llama
 
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
@@ -15,25 +14,13 @@ TEMPLATE = (
     "{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+SIZES |= {"num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 512, "eos_token_id": None}
 
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory):
     """The folder of a tiny Llama with a byte tokenizer and a chat template, and the model as transformers runs it."""
-    torch.manual_seed(1)
-    folder = tmp_path_factory.mktemp("model")
-    config = transformers.LlamaConfig(
-        vocab_size=257,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=512,
-        bos_token_id=None,
-        eos_token_id=None,
-    )
-    model = transformers.LlamaForCausalLM(config)
-    save_noisy(model, folder)
+    folder = folder_llama(tmp_path_factory.mktemp("model"), **SIZES)
     (folder / "chat_template.jinja").write_text(TEMPLATE)
-    return folder, model
+    return folder, transformers.AutoModelForCausalLM.from_pretrained(folder).eval()

@@ -35,20 +35,6 @@ def test_texts_and_ids_get_the_tokens_of_transformers(llm: LLM, tiny: TinyEncode
     assert cached.outputs[0].token_ids == tokens.outputs[0].token_ids and cached.num_cached_tokens == 48
 
 
-def test_what_may_be_asked_of_others_may_be_asked_here(llm: LLM) -> None:
-    drawn = OfflineParams(temperature=1.0, seed=3, n=2, max_tokens=12, logprobs=2, ignore_eos=True)
-    first, second = llm.generate([TEXT, TEXT], drawn)
-    assert [each.token_ids for each in first.outputs] == [each.token_ids for each in second.outputs]
-    assert first.outputs[0].token_ids != first.outputs[1].token_ids
-    assert [each.logprobs for each in first.outputs] == [each.logprobs for each in second.outputs]
-    whole = first.outputs[0].text
-    stop = whole[3:5]
-    [cut] = llm.generate(
-        [TEXT], OfflineParams(temperature=1.0, seed=3, n=2, max_tokens=12, ignore_eos=True, stop=[stop])
-    )
-    assert stop and cut.outputs[0].text == whole[: whole.index(stop)]
-
-
 def test_what_is_not_there_is_refused_by_name(llm: LLM) -> None:
     most = llm.engine.workload.info.encoder.max_encoded
     for params, prompt, what in (

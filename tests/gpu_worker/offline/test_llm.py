@@ -1,10 +1,11 @@
 """Offline generation: exact outputs of a FakeRunner, whatever the prompts' number, order, company and parameters."""
 
 import io
+import re
 import signal
 import subprocess
 import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import redirect_stderr
 from dataclasses import replace
 
@@ -16,6 +17,7 @@ from slow_beams import best_outputs
 from gpu_worker import LLM, SamplingParams
 from gpu_worker.scheduling.state.load import Load
 from gpu_worker.testing.fake_runner import FakeRunner, fake_oracle
+from octavo.cli import up
 from octavo.request.errors import InvalidArgument, RunnerFailed
 from octavo.request.sampling import FinishReason
 
@@ -42,19 +44,12 @@ def llm():
     return make()
 
 
+prompts = st.lists(st.integers(0, 99), min_size=1, max_size=40)
+asked = st.tuples(prompts, st.integers(1, 12), st.integers(1, 3), st.sampled_from([0.0, 1.0]), st.integers(0, 3))
+
+
 @settings(max_examples=25)
-@given(
-    st.lists(
-        st.tuples(
-            st.lists(st.integers(0, 99), min_size=1, max_size=40),
-            st.integers(1, 12),
-            st.integers(1, 3),
-            st.sampled_from([0.0, 1.0]),
-            st.integers(0, 3),
-        ),
-        max_size=12,
-    )
-)
+@given(st.lists(asked, max_size=12))
 def test_each_prompt_gets_its_own_answer_in_order(requests):
     llm = make(num_blocks=24, block_size=4, options={"max_batch_tokens": 16, "max_batch_sequences": 4})
     params = [
@@ -73,69 +68,41 @@ def test_each_prompt_gets_its_own_answer_in_order(requests):
 
 
 def test_more_prompts_than_the_queue_takes():
-    llm = make(vocab_size=50)
-    bound = llm.engine.workload.config.max_waiting
-    longest = 0
+    llm, lengths = make(vocab_size=50), []
+    llm.engine._config = replace(llm.engine._config, max_waiting=40)
+    llm.engine.start_anew()
     step = llm.engine.loop.step
-
-    def watched():
-        nonlocal longest
-        longest = max(longest, len(llm.engine.workload.waiting))
-        return step()
-
-    llm.engine.loop.step = watched
-    prompts = [[i % 50, i // 50] for i in range(bound + 300)]
+    llm.engine.loop.step = lambda: (lengths.append(len(llm.engine.workload.waiting)), step())[1]
+    prompts = [[i % 50, i // 50] for i in range(140)]
     answers = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=2), use_tqdm=False)
-    assert longest == bound
+    assert max(lengths) == 40
     for prompt, answer in zip(prompts, answers, strict=True):
         assert list(answer.outputs[0].token_ids) == fake_oracle(prompt, 2, info=llm.info)
     assert idle(llm)
 
 
-# Ends
-
-
-def test_a_stop_string_ends_one_answer_where_it_begins():
-    llm = make()
-    expected = fake_oracle(list(b"q"), 30, info=llm.info)
-    stop = text_of(expected[10:12])
-    end = text_of(expected).index(stop)
-    params = replace(GREEDY, max_tokens=30, stop=("never there", stop))
-    plain, cut = llm.generate(["q", "q"], [replace(GREEDY, max_tokens=30), params], use_tqdm=False)
-    (output,) = cut.outputs
-    assert output.text == text_of(expected)[:end]
-    assert list(output.token_ids) == expected[: end + 2]
-    assert (output.finish_reason, output.stop_reason) == ("stop", stop)
-    assert list(plain.outputs[0].token_ids) == expected
-    included = llm.generate("q", replace(params, include_stop=True), use_tqdm=False)[0].outputs[0]
-    assert included.text == output.text + stop
+def test_what_ends_an_answer_is_told():
+    llm, params = make(), replace(GREEDY, max_tokens=30)
+    tokens = fake_oracle(list(b"q"), 30, info=llm.info)
+    stop, end = text_of(tokens[10:12]), text_of(tokens).index(text_of(tokens[10:12]))
+    stopped = replace(params, stop=("never there", stop))
+    asked = [params, stopped, replace(stopped, include_stop=True), replace(params, stop_token_ids=(tokens[0],))]
+    outputs = [answer.outputs[0] for answer in llm.generate(["q"] * 4, asked, use_tqdm=False)]
+    assert [list(output.token_ids) for output in outputs] == [tokens, *[tokens[: end + 2]] * 2, tokens[:1]]
+    assert [output.text for output in outputs[:3]] == [
+        text_of(tokens),
+        text_of(tokens)[:end],
+        text_of(tokens[: end + 2]),
+    ]
+    told = [(output.finish_reason, output.stop_reason) for output in outputs]
+    assert told == [("length", None), ("stop", stop), ("stop", stop), ("stop", tokens[0])]
     assert idle(llm)
-
-
-def test_stop_tokens_say_which_and_the_end_of_sequence_does_not():
     llm = make(generate_eos=True, vocab_size=10)
-    expected = fake_oracle([1, 2, 3], 200, info=llm.info, generate_eos=True)
-    end = expected.index(0)
+    tokens = fake_oracle([1, 2, 3], 200, info=llm.info, generate_eos=True)
+    end = tokens.index(0)
     output = llm.generate([1, 2, 3], replace(GREEDY, max_tokens=200), use_tqdm=False)[0].outputs[0]
-    assert list(output.token_ids) == expected[: end + 1]
-    assert (output.finish_reason, output.stop_reason) == ("stop", None)
-    assert output.text == text_of(expected[:end])  # what ends it has no text
-    stop = expected[0]
-    output = llm.generate([1, 2, 3], replace(GREEDY, stop_token_ids=(stop,)), use_tqdm=False)[0].outputs[0]
-    assert (output.token_ids, output.stop_reason) == ([stop], stop)
-
-
-# Ranking and scores
-
-
-@pytest.mark.parametrize(("first", "stop"), [(25, ("\n", "%", "Q", "c")), (35, ("e",)), (66, ("a", "q"))])
-def test_a_beam_that_is_better_for_its_length_comes_before_one_of_a_higher_sum(llm, first, stop):
-    params = SamplingParams(n=2, beam_width=3, max_tokens=16, stop=stop)
-    best, next_best = best_outputs(llm.info, [first, 5], params)
-    assert best.total < next_best.total
-    outputs = llm.generate([[first, 5]], params, use_tqdm=False)[0].outputs
-    assert [tuple(output.token_ids) for output in outputs] == [best.token_ids, next_best.token_ids]
-    assert [output.index for output in outputs] == [0, 1]
+    assert (list(output.token_ids), output.finish_reason, output.stop_reason) == (tokens[: end + 1], "stop", None)
+    assert output.text == text_of(tokens[:end])  # what ends it has no text
 
 
 @pytest.mark.parametrize("stop", [("a", "q"), ("ab", "5", "~"), ("\n", "%", "Q", "c")])
@@ -154,9 +121,6 @@ def test_beams_end_at_their_stop_strings_and_are_scored_there(llm, stop, changes
     assert idle(llm)
 
 
-# Bad input
-
-
 def test_nothing_runs_if_one_prompt_is_bad(llm):
     steps = llm.engine.loop.times.num_steps
     with pytest.raises(InvalidArgument, match=r"^prompts\[1\]: is empty"):
@@ -167,53 +131,40 @@ def test_nothing_runs_if_one_prompt_is_bad(llm):
     assert llm.engine.loop.times.num_steps == steps
 
 
-# What goes wrong
-
-
 class Breaking(FakeRunner):
-    """Does something else instead of its fifth step."""
+    """Does something else instead of its fifth step, and fails on a prompt that begins with 13."""
 
-    def __init__(self, act):
-        super().__init__(vocab_size=100)
-        self.act = act
-        self.num_runs = 0
+    act = None
+    num_runs = 0
 
     def run(self, step, *further):
         self.num_runs += 1
-        if self.num_runs == 5:
+        if self.num_runs == 5 and self.act:
             self.act()
-        return super().run(step, *further)
+        output = super().run(step, *further)
+        if any(seat.tokens[0] == 13 for seat in self.seats.of_chunks(step)):
+            raise RuntimeError("thirteen")
+        return output
 
 
 def interrupt():
     raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize(
-    "act", [interrupt, lambda: signal.raise_signal(signal.SIGINT)], ids=["within a step", "as a signal"]
-)
+@pytest.mark.parametrize("act", [interrupt, lambda: signal.raise_signal(signal.SIGINT)], ids=["in a step", "signal"])
 def test_an_interrupt_leaves_nothing_behind(act):
-    llm = LLM(runner=Breaking(act))
-    before = signal.getsignal(signal.SIGINT)
-    prompts = [[i] * 20 for i in range(100)]
+    llm, before = LLM(runner=Breaking(vocab_size=100)), signal.getsignal(signal.SIGINT)
+    llm.runner.act, prompts = act, [[i] * 20 for i in range(100)]
     with pytest.raises(KeyboardInterrupt):
         llm.generate(prompts, SamplingParams(max_tokens=50, n=2, seed=1), use_tqdm=False)
-    assert llm.runner.num_runs == 5
-    assert signal.getsignal(signal.SIGINT) is before
+    assert llm.runner.num_runs == 5 and signal.getsignal(signal.SIGINT) is before
     assert idle(llm)
     (answer,) = llm.generate(prompts[3], GREEDY, use_tqdm=False)
     assert list(answer.outputs[0].token_ids) == fake_oracle(prompts[3], 8, info=llm.info)
 
 
-def test_a_prompt_the_model_fails_on_says_why_and_the_others_have_answers(caplog):
-    class Picky(FakeRunner):
-        def run(self, step, *further):
-            output = super().run(step, *further)
-            if any(seat.tokens[0] == 13 for seat in self.seats.of_chunks(step)):
-                raise RuntimeError("thirteen")
-            return output
-
-    llm = LLM(runner=Picky(vocab_size=100))
+def test_a_prompt_the_model_fails_on_says_why_and_the_others_have_answers():
+    llm = LLM(runner=Breaking(vocab_size=100))
     good, bad = llm.generate([[12], [13]], GREEDY, use_tqdm=False)
     assert list(good.outputs[0].token_ids) == fake_oracle([12], 8, info=llm.info)
     assert (bad.outputs[0].finish_reason, bad.failure.reason) == ("error", RunnerFailed.reason)
@@ -222,22 +173,11 @@ def test_a_prompt_the_model_fails_on_says_why_and_the_others_have_answers(caplog
 
 
 def test_calls_from_threads_wait_for_each_other(llm):
-    answers = {}
-
-    def call(i):
-        answers[i] = llm.generate([[i, 1], [i, 2]], GREEDY, use_tqdm=False)
-
-    threads = [threading.Thread(target=call, args=(i,)) for i in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for i in range(4):
-        for j, answer in enumerate(answers[i], 1):
+    with ThreadPoolExecutor(4) as threads:
+        found = list(threads.map(lambda i: llm.generate([[i, 1], [i, 2]], GREEDY, use_tqdm=False), range(4)))
+    for i, answers in enumerate(found):
+        for j, answer in enumerate(answers, 1):
             assert list(answer.outputs[0].token_ids) == fake_oracle([i, j], 8, info=llm.info)
-
-
-# The bar
 
 
 class Terminal(io.StringIO):
@@ -255,9 +195,6 @@ def test_a_bar_counts_prompts_in_a_terminal_unless_left_out(llm, shown, options,
     assert text in shown.getvalue() and bool(shown.getvalue()) == bool(text)
 
 
-# The package
-
-
 def test_importing_the_package_is_cheap(root):
     code = (
         "import sys, gpu_worker; before = set(sys.modules)\n"
@@ -267,3 +204,12 @@ def test_importing_the_package_is_cheap(root):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=root)
     assert done.stdout.strip() == "[] []"
+
+
+def test_the_first_example_reads_well(demo_model, root) -> None:
+    readme = (root / "README.md").read_text()
+    found = re.search(r"octavo generate '(.+)' --max-tokens (\d+) --temperature 0\n", readme)
+    assert found and (found[1], int(found[2])) == (up.SAMPLE_PROMPT, up.SAMPLE_TOKENS)
+    with LLM(str(demo_model), threads=1, max_model_len=64) as llm:
+        (output,) = llm.generate(found[1], SamplingParams(max_tokens=int(found[2]), temperature=0))
+    assert re.fullmatch(r" [a-z][A-Za-z ,]+\.", output.outputs[0].text)

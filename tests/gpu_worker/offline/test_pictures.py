@@ -7,12 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from effort import some
 from folder_qwen_vl import PAD, data_url, file_of, folder_qwen_vl, picture, shown, text_part
 from PIL import Image
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from gpu_worker.offline.llm import LLM
 from gpu_worker.offline.params import OfflineParams
+from gpu_worker.outputs import RequestOutput
 from octavo.pictures.picture import Picture
 from octavo.request.errors import InvalidArgument
 
@@ -20,7 +22,10 @@ GREEDY = OfflineParams(temperature=0, max_tokens=12, ignore_eos=True)
 ONE, OTHER = picture(150, 90), picture(70, 200, seed=1)
 
 
-@pytest.fixture(scope="module", params=["qwen2_5_vl", "qwen2_vl", "qwen3_vl", "qwen3_vl_moe"])
+KINDS = ["qwen2_5_vl", "qwen2_vl", "qwen3_vl", "qwen3_vl_moe"]
+
+
+@pytest.fixture(scope="module", params=some(KINDS, ["qwen2_5_vl", "qwen2_vl", "qwen3_vl_moe"]))
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder_qwen_vl(tmp_path_factory.mktemp(request.param), request.param)
 
@@ -38,6 +43,10 @@ def reference(folder: Path) -> transformers.PreTrainedModel:
 
 def chat_of(*parts: object) -> list[dict[str, object]]:
     return [{"role": "user", "content": list(parts)}]
+
+
+def ask(llm: LLM, *parts: object, **options: object) -> RequestOutput:
+    return llm.chat(chat_of(*parts), GREEDY, use_tqdm=False, **options)[0]
 
 
 def expected(model: transformers.PreTrainedModel, prompt: list[int], images: list[Image.Image]) -> list[int]:
@@ -71,37 +80,24 @@ def test_tokens_are_those_of_transformers(llm: LLM, reference: transformers.PreT
     outputs = llm.chat(chats, GREEDY, use_tqdm=False)
     for output, shown_images in zip(outputs[:2], images, strict=False):
         assert output.outputs[0].token_ids == expected(reference, output.prompt_token_ids, shown_images)
-    again = [llm.chat(chat, GREEDY, use_tqdm=False)[0] for chat in chats]
+    again = [ask(llm, *chat[0]["content"]) for chat in chats]
     assert [each.outputs[0].token_ids for each in again] == [each.outputs[0].token_ids for each in outputs]
     assert all(each.num_cached_tokens >= len(each.prompt_token_ids) // 16 * 16 - 16 for each in again)
 
 
-def test_other_pictures_share_no_blocks(llm: LLM) -> None:
+def test_other_pictures_share_no_blocks_and_each_is_encoded_once(llm: LLM) -> None:
     """Their prompts have the same tokens. What comes before a picture is shared."""
-    before = "x" * 40
-    same_size = picture(150, 90, seed=7)
-    first, second = (
-        llm.chat(chat_of(text_part(before), shown(file_of(image))), GREEDY, use_tqdm=False)[0]
-        for image in (ONE, same_size)
-    )
+    shelf, before = llm.engine.picture_shelf, llm.engine.picture_shelf.num_encoded
+    images = [file_of(picture(150, 90, seed=seed)) for seed in (8, 7, 8)]
+    first, second, third = (ask(llm, text_part("x" * 40), shown(image)) for image in images)
     assert first.prompt_token_ids == second.prompt_token_ids
-    assert first.outputs[0].token_ids != second.outputs[0].token_ids
-    assert 32 <= second.num_cached_tokens < first.prompt_token_ids.index(PAD)
-
-
-def test_a_picture_is_encoded_once(llm: LLM) -> None:
-    before = llm.engine.picture_shelf.num_encoded
-    data = file_of(picture(64, 64, seed=11))
-    for text in ("a", "b"):
-        llm.reset_prefix_cache()
-        llm.chat(chat_of(shown(data), text_part(text)), GREEDY, use_tqdm=False)
-    assert llm.engine.picture_shelf.num_encoded == before + 1
-
-
-def test_a_picture_takes_the_memory_that_is_counted_before(llm: LLM) -> None:
-    memory, cell = llm.engine.picture_shelf.memory(), llm.engine.workload.info.pictures.cell
-    encoded = memory.encode(Picture("0" * 32, 0, 3, 4), bytes(3 * 12 * cell**2))
-    assert encoded.num_bytes == memory.num_bytes_of(Picture("0" * 32, 0, 3, 4)) > 0
+    assert first.outputs[0].token_ids == third.outputs[0].token_ids != second.outputs[0].token_ids
+    assert 32 <= second.num_cached_tokens < first.prompt_token_ids.index(PAD) < third.num_cached_tokens
+    llm.reset_prefix_cache()
+    ask(llm, shown(images[0]), text_part("b"))
+    assert shelf.num_encoded == before + 2
+    memory, cell, small = shelf.memory(), llm.engine.workload.info.pictures.cell, Picture("0" * 32, 0, 3, 4)
+    assert memory.encode(small, bytes(3 * 12 * cell**2)).num_bytes == memory.num_bytes_of(small) > 0
 
 
 def test_a_jpeg_of_a_turned_camera_is_turned(llm: LLM) -> None:
@@ -110,36 +106,29 @@ def test_a_jpeg_of_a_turned_camera_is_turned(llm: LLM) -> None:
     exif = Image.Exif()
     exif[0x0112] = 6
     turned = file_of(upright.rotate(90, expand=True), "PNG", exif=exif)
-    plain, told = (llm.chat(chat_of(shown(data)), GREEDY, use_tqdm=False)[0] for data in (file_of(upright), turned))
+    plain, told = (ask(llm, shown(data)) for data in (file_of(upright), turned))
     assert plain.outputs[0].token_ids == told.outputs[0].token_ids
 
 
-@pytest.mark.parametrize(
-    ("url", "what"),
-    [
+def test_what_is_no_picture_is_refused(llm: LLM) -> None:
+    for url, what in (
         ("https://example.com/a.png", "nothing is fetched"),
         ("data:image/png;base64,????", "not base64"),
         ("data:text/html,hi", "data URL"),
         (data_url(b"<svg xmlns='http://www.w3.org/2000/svg'/>", "image/svg+xml"), "convert it"),
         (data_url(file_of(ONE)[:900]), "send the whole file"),
-    ],
-)
-def test_what_is_no_picture_is_refused(llm: LLM, url: str, what: str) -> None:
-    with pytest.raises(InvalidArgument, match=what) as refused:
-        llm.chat(chat_of({"type": "image_url", "image_url": {"url": url}}), GREEDY, use_tqdm=False)
-    assert refused.value.field == "messages[0][0].content[0].image_url"
+    ):
+        with pytest.raises(InvalidArgument, match=what) as refused:
+            ask(llm, {"type": "image_url", "image_url": {"url": url}})
+        assert refused.value.field == "messages[0][0].content[0].image_url"
 
 
-def test_tools_do_not_hide_a_picture(llm: LLM) -> None:
+def test_tools_do_not_hide_a_picture_and_a_placeholder_needs_one(llm: LLM) -> None:
     """The model's template has no place for tools, so messages say them."""
     tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
-    output = llm.chat(chat_of(shown(file_of(ONE)), text_part("?")), GREEDY, tools=[tool], use_tqdm=False)[0]
+    output = ask(llm, shown(file_of(ONE)), text_part("?"), tools=[tool])
     assert output.prompt_token_ids.count(PAD) == 15
     assert "look" in str(output.prompt)
-
-
-def test_placeholders_without_a_picture_are_refused(llm: LLM) -> None:
     with pytest.raises(InvalidArgument, match="show pictures as parts"):
         llm.generate({"prompt_token_ids": [1, PAD, 2]}, GREEDY, use_tqdm=False)
-    spelled = llm.chat(chat_of(text_part("<|image_pad|>")), GREEDY, use_tqdm=False)[0]
-    assert PAD not in spelled.prompt_token_ids
+    assert PAD not in ask(llm, text_part("<|image_pad|>")).prompt_token_ids

@@ -32,39 +32,38 @@ def builder() -> RequestBuilder:
     return make()
 
 
-def test_parameters_are_for_all_or_one_for_each(builder):
-    shared = builder.from_prompts(read_prompts(["a", "b"]), GREEDY)
-    assert [answer.params.temperature for answer in shared] == [0.0, 0.0]
-    own = builder.from_prompts(read_prompts(["a", "b"]), [GREEDY, replace(GREEDY, max_tokens=3)])
-    assert [answer.params.max_tokens for answer in own] == [8, 3]
-    assert [answer.params.max_tokens for answer in builder.from_prompts(read_prompts(["a"]), None)] == [256]
+def test_parameters_are_for_all_or_one_for_each_and_seeds_are_drawn_in_order(builder):
+    def read(params, field, of=builder):
+        return [getattr(answer.params, field) for answer in of.from_prompts(read_prompts(["a", "b"]), params)]
+
+    assert read(GREEDY, "temperature") == [0.0, 0.0]
+    assert read([GREEDY, replace(GREEDY, max_tokens=3)], "max_tokens") == [8, 3]
+    assert read(None, "max_tokens") == [256, 256]
+    first, again, other = (read(None, "seed", make(seed=seed)) for seed in (1, 1, 2))
+    assert first == again and len({*first, *other}) == 4
+    assert read(SamplingParams(seed=7), "seed") == [7, 7]
 
 
-def test_seeds_are_drawn_in_order_where_none_is_given():
-    seeds = [
-        [answer.params.seed for answer in make(seed=seed).from_prompts(read_prompts(["a", "b"]), None)]
-        for seed in (1, 1, 2)
-    ]
-    assert seeds[0] == seeds[1]
-    assert len({seed for pair in seeds for seed in pair}) == 4
-    assert [answer.params.seed for answer in make().from_prompts(read_prompts(["a"]), SamplingParams(seed=7))] == [7]
-
-
-PROMPTS = [
-    (["ok", ""], r"prompts\[1\]: is empty"),
-    (["ok", []], r"prompts\[1\]: the prompt is empty"),
-    ([[1, 2], [3, 128]], r"prompts\[1\]: token id 128 at position 1"),
-    ([[1, -1]], r"prompts\[0\]: token id -1"),
-    (["\ud800"], r"prompts\[0\]: has no UTF-8"),
-    (["ok", [1] * 8192], r"prompts\[1\]: a prompt of 8192"),
-    (["x" * (16 * 8192 + 1)], r"prompts\[0\]: 131073 bytes"),
+OK = [{"role": "user", "content": "ok"}]
+BAD = [  # prompts, parameters, and what is said
+    (["ok", ""], GREEDY, r"prompts\[1\]: is empty"),
+    (["ok", []], GREEDY, r"prompts\[1\]: the prompt is empty"),
+    ([[1, 2], [3, 128]], GREEDY, r"prompts\[1\]: token id 128 at position 1"),
+    ([[1, -1]], GREEDY, r"prompts\[0\]: token id -1"),
+    (["\ud800"], GREEDY, r"prompts\[0\]: has no UTF-8"),
+    (["ok", [1] * 8192], GREEDY, r"prompts\[1\]: a prompt of 8192"),
+    (["x" * (16 * 8192 + 1)], GREEDY, r"prompts\[0\]: 131073 bytes"),
+    (["a"], SamplingParams(temperature=float("nan")), r"sampling_params\.temperature: nan"),
+    (["a", "b"], [GREEDY, replace(GREEDY, top_p=2.0)], r"sampling_params\[1\]\.top_p: 2"),
+    (["a", "b"], [GREEDY], r"sampling_params: 1 for 2 prompts"),
+    (["a", "b"], [GREEDY, {"n": 1}], r"sampling_params\[1\]: must be SamplingParams"),
 ]
 
 
-@pytest.mark.parametrize(("prompts", "message"), PROMPTS, ids=[message for _, message in PROMPTS])
-def test_a_bad_prompt_is_named(builder, prompts, message):
+@pytest.mark.parametrize(("prompts", "params", "message"), BAD, ids=[message for *_, message in BAD])
+def test_a_bad_prompt_and_bad_parameters_are_named(builder, prompts, params, message):
     with pytest.raises(InvalidArgument, match=f"^{message}"):
-        builder.from_prompts(read_prompts(prompts), GREEDY)
+        builder.from_prompts(read_prompts(prompts), params)
 
 
 @pytest.mark.parametrize(
@@ -72,21 +71,7 @@ def test_a_bad_prompt_is_named(builder, prompts, message):
 )
 def test_a_bad_conversation_is_named(conversation):
     with pytest.raises(InvalidArgument, match=r"^messages\[1\](\[0\])?(\.content)?: "):
-        make(WithTemplate()).from_conversations([[{"role": "user", "content": "ok"}], conversation], GREEDY)
-
-
-@pytest.mark.parametrize(
-    ("params", "message"),
-    [
-        (SamplingParams(temperature=float("nan")), r"sampling_params\.temperature: nan"),
-        ([GREEDY, replace(GREEDY, top_p=2.0)], r"sampling_params\[1\]\.top_p: 2"),
-        ([GREEDY], r"sampling_params: 1 for 2 prompts"),
-        ([GREEDY, {"n": 1}], r"sampling_params\[1\]: must be SamplingParams"),
-    ],
-)
-def test_bad_parameters_are_named(builder, params, message):
-    with pytest.raises(InvalidArgument, match=f"^{message}"):
-        builder.from_prompts(read_prompts(["a", "b"]), params)
+        make(WithTemplate()).from_conversations([OK, conversation], GREEDY)
 
 
 class WithBeginning(ByteTokenizer):

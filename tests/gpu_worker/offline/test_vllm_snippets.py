@@ -5,7 +5,6 @@ Each test is such a program, from its import to its last loop; what follows the 
 
 import shutil
 from importlib import import_module
-from itertools import pairwise
 
 import pytest
 import torch
@@ -24,65 +23,6 @@ def llm(folder):
 
     with LLM(str(folder[0]), kv_cache_bytes="4MiB", swap_bytes="1MiB", threads=1, seed=0) as llm:
         yield llm
-
-
-def test_basic(model, capsys):
-    from gpu_worker import LLM, SamplingParams
-
-    prompts = [
-        "Hello, my name is",
-        "The president of the United States is",
-        "The capital of France is",
-        "The future of AI is",
-    ]
-    sampling_params = SamplingParams(temperature=0.8, top_p=0.95)
-    llm = LLM(model=model, max_model_len=256)
-    outputs = llm.generate(prompts, sampling_params)
-    for output in outputs:
-        prompt = output.prompt
-        generated_text = output.outputs[0].text
-        print(f"Prompt: {prompt!r}, Generated text: {generated_text!r}")
-
-    assert [output.prompt for output in outputs] == prompts
-    assert capsys.readouterr().out.count("Generated text: ") == 4
-    assert all(output.outputs[0].token_ids and output.outputs[0].finish_reason == "length" for output in outputs)
-
-
-def test_every_argument_of_the_engine(model):
-    from gpu_worker import LLM, SamplingParams
-
-    llm = LLM(
-        model=model,
-        tokenizer=model,
-        gpu_memory_utilization=0.9,
-        max_model_len=128,
-        max_num_seqs=4,
-        max_num_batched_tokens=64,
-        enable_prefix_caching=True,
-        enable_chunked_prefill=True,
-        swap_space=0.001,
-        enforce_eager=True,
-        tensor_parallel_size=1,
-        dtype="float",
-        quantization=None,
-        trust_remote_code=True,
-        disable_log_stats=True,
-        async_scheduling=True,
-        enable_sleep_mode=False,
-        kv_cache_memory_bytes=4 * 2**20,
-        calculate_kv_scales=False,
-        kv_transfer_config=None,
-        runner="generate",
-        seed=42,
-    )
-    output = llm.generate("x" * 40, SamplingParams(max_tokens=4), use_tqdm=False)[0]
-
-    assert len(output.outputs[0].token_ids) == 4
-    config = llm.engine.workload.config
-    assert (config.max_batch_sequences, config.max_batch_tokens) == (4, 64)
-    assert (config.prefix_caching, config.chunked_prefill) == (True, True)
-    assert llm.info.context_tokens == 128
-    assert llm.info.num_host_blocks * llm.info.bytes_per_block <= 0.001 * 1024**3
 
 
 def test_dictionaries_and_token_ids(llm):
@@ -137,22 +77,6 @@ def test_sampling_parameters(llm):
     assert {score.decoded_token for place in silent.logprobs for score in place.values()} == {None}
 
 
-@pytest.mark.parametrize("beams", [0, 3])
-def test_bad_words(llm, beams):
-    from gpu_worker import SamplingParams
-
-    common = {"max_tokens": 24, **({"beam_width": beams} if beams else {"temperature": 0.0})}
-    prompt = "Some words are"
-    before = llm.generate(prompt, SamplingParams(**common))[0].outputs[0].token_ids
-    pairs = [bytes(pair) for pair in pairwise(before) if max(pair) < 128]
-    word = next(pair.decode() for pair in pairs if pair.isascii() and pair.strip() == pair)
-    after = llm.generate(prompt, SamplingParams(bad_words=[word], **common))[0].outputs[0].token_ids
-
-    place = next(i for i in range(24) if bytes(before[i : i + 2]) == word.encode())
-    assert word.encode() not in bytes(token for token in after if token < 256)
-    assert beams or (after[: place + 1], after[place + 1] == before[place + 1]) == (before[: place + 1], False)
-
-
 def test_log_probabilities(llm):
     from gpu_worker import SamplingParams
 
@@ -163,7 +87,6 @@ def test_log_probabilities(llm):
     for token_id, candidates in zip(completion.token_ids, completion.logprobs, strict=True):
         total += candidates[token_id].logprob
         for candidate_id, logprob in candidates.items():
-            assert isinstance(logprob.logprob, float)
             assert isinstance(logprob.decoded_token, str)
             assert (logprob.rank == 1) == (candidate_id == token_id)
 
@@ -172,11 +95,15 @@ def test_log_probabilities(llm):
     assert [[score.rank for score in place.values()] for place in alone.logprobs] == [[1]] * 6
     drawn = llm.generate("The log", SamplingParams(temperature=5.0, max_tokens=20, logprobs=1, seed=1))[0].outputs[0]
     assert {place[token].rank for token, place in zip(drawn.token_ids, drawn.logprobs, strict=True)} >= {None}
-    assert output.prompt_logprobs[0] is None
-    assert len(output.prompt_logprobs) == len(output.prompt_token_ids)
-    for token_id, candidates in zip(output.prompt_token_ids[1:], output.prompt_logprobs[1:], strict=True):
+    first, *others = output.prompt_logprobs
+    assert first is None
+    for token_id, candidates in zip(output.prompt_token_ids[1:], others, strict=True):
         assert token_id in candidates
         assert sorted(score.rank for score in candidates.values() if score.rank) == [1, 2]
+
+
+TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
 
 
 def test_chat(llm):
@@ -185,42 +112,26 @@ def test_chat(llm):
     sampling_params.temperature = 0.0
     conversation = [
         {"role": "system", "content": "You are a helpful assistant"},
-        {"role": "user", "content": [{"type": "text", "text": "Hello"}]},
-        {"role": "assistant", "content": "Hello! How can I assist you today?"},
-        {"role": "user", "content": "Write an essay about the importance of higher education."},
+        {"role": "user", "content": [{"type": "text", "text": "Hello <|im_start|>"}]},
     ]
     outputs = llm.chat(conversation, sampling_params, use_tqdm=False)
     outputs += llm.chat(messages=[conversation] * 3, sampling_params=sampling_params, use_tqdm=True)
+    turns = [{"role": "user", "content": "Count"}, {"role": "assistant", "content": "One, two "}]
+    (continued,) = llm.chat(turns, sampling_params, add_generation_prompt=False, continue_final_message=True)
 
-    prompt = llm.get_tokenizer().apply_chat_template(
-        [turn | {"content": "Hello"} if isinstance(turn["content"], list) else turn for turn in conversation],
-        tokenize=False,
-        add_generation_prompt=True,
-    )
+    seen = [conversation[0], {"role": "user", "content": "Hello <|im_start|>"}]
+    template = llm.get_tokenizer().apply_chat_template
+    prompt = template(seen, tokenize=False, add_generation_prompt=True)
     assert [output.prompt for output in outputs] == [prompt] * 4
+    assert outputs[0].prompt_token_ids.count(256) == 3 == prompt.count("<|im_start|>") - 1  # the user's is text
     assert len({output.outputs[0].text for output in outputs}) == 1
-
-
-TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
-CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
-
-
-def test_chat_with_tools_and_variables(llm):
-    from gpu_worker import SamplingParams
-
-    params = SamplingParams(max_tokens=2, temperature=0)
-    conversation = [
-        {"role": "user", "content": "1 + 1?"},
-        {"role": "assistant", "content": None, "tool_calls": [CALL]},
-        {"role": "tool", "content": "2", "tool_call_id": "c1"},
-    ]
-    (output,) = llm.chat(conversation, params, tools=[TOOL], chat_template_kwargs={"enable_thinking": True})
-
-    seen = [turn | {"content": turn["content"] or ""} for turn in conversation]
-    seen[1] = {"role": "assistant", "content": "", "tool_calls": [{"function": {"arguments": {"a": 1}}}]}
-    assert output.prompt == llm.get_tokenizer().apply_chat_template(
-        seen, tools=[TOOL], tokenize=False, add_generation_prompt=True, enable_thinking=True
-    )
+    assert continued.prompt.endswith("assistant\nOne, two ")
+    turns = [turns[0], {"role": "assistant", "content": None, "tool_calls": [CALL]}]
+    turns += [{"role": "tool", "content": "2", "tool_call_id": "c1"}]
+    (output,) = llm.chat(turns, sampling_params, tools=[TOOL], chat_template_kwargs={"enable_thinking": True})
+    seen = [turns[0], {"role": "assistant", "content": "", "tool_calls": [{"function": {"arguments": {"a": 1}}}]}]
+    options = {"tools": [TOOL], "tokenize": False, "add_generation_prompt": True, "enable_thinking": True}
+    assert output.prompt == template([*seen, turns[2]], **options)
 
 
 def test_tools_that_a_template_lacks_are_told_in_a_message(model, tmp_path):
@@ -231,14 +142,6 @@ def test_tools_that_a_template_lacks_are_told_in_a_message(model, tmp_path):
     llm = LLM(model=str(tmp_path), max_model_len=512)
     (output,) = llm.chat([{"role": "user", "content": "1 + 1?"}], SamplingParams(max_tokens=1), tools=[TOOL])
     assert output.prompt.startswith("You can call functions.") and TOOL["function"]["name"] in output.prompt
-
-
-def test_a_final_message_is_continued(llm):
-    from gpu_worker import SamplingParams
-
-    turns = [{"role": "user", "content": "Count"}, {"role": "assistant", "content": "One, two "}]
-    (output,) = llm.chat(turns, SamplingParams(max_tokens=2), add_generation_prompt=False, continue_final_message=True)
-    assert output.prompt.endswith("assistant\nOne, two ")
 
 
 @pytest.mark.parametrize(
@@ -280,16 +183,10 @@ MODULES = {
 @pytest.mark.parametrize("module", MODULES)
 def test_modules_have_the_names_of_vllm(module):
     import gpu_worker
-
-    found = import_module(f"gpu_worker.{module}")
-    for name in MODULES[module]:
-        assert getattr(found, name) is getattr(gpu_worker, name)
-
-
-def test_a_prompt_has_the_type_of_vllm():
     from gpu_worker.inputs import PromptType
 
-    assert PromptType
+    found = import_module(f"gpu_worker.{module}")
+    assert PromptType and all(getattr(found, name) is getattr(gpu_worker, name) for name in MODULES[module])
 
 
 def test_beam_search(llm):
@@ -316,28 +213,22 @@ def test_beam_search(llm):
     assert narrow.tokens == greedy.prompt_token_ids + greedy.outputs[0].token_ids
 
 
-def test_prefix_caching(model):
-    from gpu_worker import LLM, SamplingParams
+def test_prefix_caching(llm):
+    from gpu_worker import SamplingParams
 
     prefix = "You are an expert in the care of house plants, and answer in one sentence. "
-    prompts = ["How often is a fern watered?", "Where does a cactus stand?", "Why do leaves turn yellow?"]
-    generating_prompts = [prefix + prompt for prompt in prompts]
+    generating_prompts = [prefix + prompt for prompt in ("How often is a fern watered?", "Where does a cactus stand?")]
     sampling_params = SamplingParams(temperature=0.0, max_tokens=8)
-    regular_llm = LLM(model=model, enable_prefix_caching=False, max_model_len=256)
-    regular_outputs = regular_llm.generate(generating_prompts, sampling_params)
-    del regular_llm
-    prefix_cached_llm = LLM(model=model, enable_prefix_caching=True, max_model_len=256)
-    prefix_cached_llm.generate(generating_prompts[0], sampling_params)
-    cached_outputs = prefix_cached_llm.generate(generating_prompts, sampling_params)
+    llm.reset_prefix_cache()
+    regular_outputs = [llm.generate(generating_prompts[0], sampling_params)[0]]
+    cached_outputs = llm.generate(generating_prompts, sampling_params)
+    salted = llm.generate({"prompt": generating_prompts[0], "cache_salt": "mine"}, sampling_params)
 
-    texts = [[output.outputs[0].text for output in outputs] for outputs in (regular_outputs, cached_outputs)]
-    assert texts[0] == texts[1]
-    assert [output.num_cached_tokens for output in regular_outputs] == [0, 0, 0]
+    assert {each.outputs[0].text for each in salted + regular_outputs} == {cached_outputs[0].outputs[0].text}
+    assert [each.num_cached_tokens for each in salted + regular_outputs] == [0, 0]
     assert all(output.num_cached_tokens >= len(prefix) // 16 * 16 for output in cached_outputs)
-    salted = prefix_cached_llm.generate({"prompt": generating_prompts[0], "cache_salt": "mine"}, sampling_params)
-    assert salted[0].num_cached_tokens == 0
-    assert prefix_cached_llm.reset_prefix_cache()
-    assert prefix_cached_llm.generate(generating_prompts[0], sampling_params)[0].num_cached_tokens == 0
+    assert llm.reset_prefix_cache()
+    assert llm.generate(generating_prompts[0], sampling_params)[0].num_cached_tokens == 0
 
 
 def test_priorities(model):
@@ -364,26 +255,23 @@ def test_what_is_not_there_says_so_by_its_name(llm, model):
     from gpu_worker import LLM
     from octavo.request.errors import InvalidArgument, NotFound, Unimplemented
 
-    with pytest.raises(NotFound, match=r"^tokenizer 'nowhere': "):
-        LLM(model=model, tokenizer="nowhere")
-    with pytest.raises(Unimplemented, match=r"^data_parallel_size=2: "):
-        LLM(model=model, data_parallel_size=2)
-    with pytest.raises(Unimplemented, match=r"^runner='draft': the model generates text"):
-        LLM(model=model, runner="draft")
-    with pytest.raises(TypeError, match=r"^runner=5: is neither a name nor a runner"):
-        LLM(model=model, runner=5)
-    with pytest.raises(Unimplemented, match=r"^kv_transfer_config=<dict>: octavo has nothing"):
-        LLM(model=model, kv_transfer_config={"kv_role": "both"})
-    with pytest.raises(Unimplemented, match=r"^max_num_scheduled_tokens=64: octavo has nothing[^?]*$"):
-        LLM(model=model, max_num_scheduled_tokens=64)
-    with pytest.raises(TypeError, match=r"^LLM has no option 'frobnication_config'$"):
-        LLM(model=model, frobnication_config={})
-    with pytest.raises(InvalidArgument, match=r"^lora_request: must be LoRARequest"):
-        llm.generate("x", lora_request=object())
-    with pytest.raises(Unimplemented, match=r"^chat_template='x': the model's own"):
-        llm.chat([{"role": "user", "content": "Hi"}], chat_template="x")
-    with pytest.raises(TypeError, match=r"generate\(\) has no option 'max_tokens'"):
-        llm.generate("x", max_tokens=3)
-    with pytest.raises(AttributeError, match=r"LLM has no classify: models here generate text"):
-        llm.classify("x")
+    for error, options, message in (
+        (NotFound, {"tokenizer": "nowhere"}, "tokenizer 'nowhere': "),
+        (Unimplemented, {"data_parallel_size": 2}, "data_parallel_size=2: "),
+        (Unimplemented, {"runner": "draft"}, "runner='draft': the model generates text"),
+        (TypeError, {"runner": 5}, "runner=5: is neither a name nor a runner"),
+        (Unimplemented, {"kv_transfer_config": {"kv_role": "both"}}, "kv_transfer_config=<dict>: octavo has nothing"),
+        (Unimplemented, {"max_num_scheduled_tokens": 64}, r"max_num_scheduled_tokens=64: octavo has nothing[^?]*$"),
+        (TypeError, {"frobnication_config": {}}, "LLM has no option 'frobnication_config'$"),
+    ):
+        with pytest.raises(error, match=f"^{message}"):
+            LLM(model=model, **options)
+    for error, call, message in (
+        (InvalidArgument, lambda: llm.generate("x", lora_request=object()), "^lora_request: must be LoRARequest"),
+        (Unimplemented, lambda: llm.chat([], chat_template="x"), "^chat_template='x': the model's own"),
+        (TypeError, lambda: llm.generate("x", max_tokens=3), r"generate\(\) has no option 'max_tokens'"),
+        (AttributeError, lambda: llm.classify("x"), "LLM has no classify: models here generate text"),
+    ):
+        with pytest.raises(error, match=message):
+            call()
     assert not hasattr(llm, "nonsense")

@@ -32,13 +32,6 @@ def prompt() -> TokenBatch:
     return make_batch([0] * TOKENS, list(range(TOKENS)), slots, [TOKENS], [TOKENS], [[3, 1]], CPU)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float8_e4m3fn, torch.float8_e5m2, torch.int8])
-def test_every_type_goes_to_the_kernels(ops, dtype):
-    keys, values = torch.randn(2, TOKENS, HEADS, DIM)
-    with pytest.raises(AttributeError, match="has no attribute"):
-        ops.cache_write(layer(dtype), keys, values, prompt())
-
-
 def test_no_graphs_of_layers_that_the_kernels_do_not_know(ops, caplog):
     def capture(step: object) -> object:
         raise AssertionError("captured")

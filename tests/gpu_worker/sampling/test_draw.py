@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_worker.sampling.draw import DrawParameters, draw, philox, random_bits, weights
+from gpu_worker.sampling.draw import DrawParameters, draw, random_bits, weights
 from gpu_worker.sampling.likeliest import peaks, top
 from octavo.request.sampling import SamplingParams
 
@@ -73,7 +73,7 @@ def test_each_token_is_drawn_as_often_as_its_probability(logits, params):
     assert any((np.abs(counts - p * NUM_POINTS) <= 1.01).all() and not counts[p == 0].any() for p in expected)
 
 
-@pytest.mark.parametrize("params", [SamplingParams(top_p=0.9), SamplingParams(top_k=3000, top_p=0.5), SamplingParams()])
+@pytest.mark.parametrize("params", [SamplingParams(top_k=3000, top_p=0.5), SamplingParams()])
 def test_flat_rows_of_a_real_vocabulary(params):
     """Nearly uniform, so that the kept prefix is thousands of tokens long."""
     size = 20_011
@@ -89,17 +89,11 @@ def test_flat_rows_of_a_real_vocabulary(params):
 
 
 def test_the_extreme_numbers_draw_possible_tokens():
-    logits = torch.full((2, 1000), float("-inf"))
-    logits[:, 300:310] = 0.0
-    tokens = draw(logits, DrawParameters.of([SamplingParams()] * 2, 1000), bits([0.0, 1 - 2.0**-53]))
-    assert tokens.tolist() == [300, 309]
-
-
-def test_rounding_never_leads_past_the_last_possible_token():
-    logits = torch.randn(500, 700, generator=torch.Generator().manual_seed(1))
-    logits[:, 600:] = float("-inf")
-    tokens = draw(logits, DrawParameters.of([SamplingParams()] * 500, 700), bits(np.full(500, 1 - 2.0**-53)))
-    assert set(tokens.tolist()) == {599}
+    logits = torch.randn(501, 700, generator=torch.Generator().manual_seed(1))
+    logits[:, :3] = logits[:, 600:] = float("-inf")
+    numbers = bits([0.0, *[1 - 2.0**-53] * 500])
+    tokens = draw(logits, DrawParameters.of([SamplingParams()] * 501, 700), numbers)
+    assert tokens.tolist() == [3, *[599] * 500]
 
 
 @pytest.mark.parametrize("params", [SamplingParams(top_k=3), SamplingParams(top_p=3 / 20_000 - 1e-9)])
@@ -127,12 +121,6 @@ def test_top_is_a_stable_sort(rows, k):
         finite = [i for i in expected if row[i] > float("-inf")]  # -inf is no token: its order says nothing
         assert row_ids.tolist()[: len(finite)] == finite
         assert row_values.tolist() == [row[i] for i in expected]
-
-
-def test_top_of_a_large_row_with_more_equals_than_fit():
-    row = torch.zeros(1, 30_000)
-    row[0, [29_999, 12_345]] = 1.0
-    assert top(row, 6)[1].tolist() == [[12_345, 29_999, 0, 1, 2, 3]]
 
 
 @given(tied_rows)
@@ -164,14 +152,6 @@ KNOWN_ANSWERS = [
 ]
 
 
-def words(text):
-    return [int(word, 16) for word in text.split()]
-
-
-def column(values):
-    return np.array(values, dtype=np.uint64)[:, None]
-
-
 def scalar_philox(c, k):
     for _ in range(10):
         p, q = 0xD2511F53 * c[0], 0xCD9E8D57 * c[2]
@@ -180,30 +160,17 @@ def scalar_philox(c, k):
     return c
 
 
-@pytest.mark.parametrize(("counter", "key", "expected"), KNOWN_ANSWERS)
-def test_known_answers(counter, key, expected):
-    assert philox(column(words(counter)), column(words(key)))[:, 0].tolist() == words(expected)
+def test_the_scalar_twin_has_the_known_answers():
+    for row in KNOWN_ANSWERS:
+        counter, key, expected = ([int(word, 16) for word in text.split()] for text in row)
+        assert scalar_philox(counter, key) == expected
 
 
-word = st.integers(0, 2**32 - 1)
+draws_of = st.tuples(st.integers(0, 2**64 - 1), st.integers(0, 15), st.integers(0, 2**31))
 
 
-@given(st.lists(st.tuples(st.lists(word, min_size=4, max_size=4), st.lists(word, min_size=2, max_size=2)), min_size=1))
-def test_equals_the_scalar_twin(draws):
-    counters = np.array([c for c, _ in draws], dtype=np.uint64).T
-    keys = np.array([k for _, k in draws], dtype=np.uint64).T
-    assert philox(counters, keys).T.tolist() == [scalar_philox(c, k) for c, k in draws]
-
-
-@given(st.integers(0, 2**64 - 1), st.integers(0, 15), st.integers(0, 2**31))
-def test_bits_are_from_the_first_two_words(seed, branch, index):
-    first, second, _, _ = scalar_philox([branch, index, 0, 0], [seed & 0xFFFFFFFF, seed >> 32])
-    assert random_bits([seed], [branch], [index]).tolist() == [(first | second << 32) >> 11]
-
-
-def test_random_bits_are_uniform_and_distinct():
-    n = 20_000
-    numbers = random_bits([7] * n, [i % 16 for i in range(n)], [i // 16 for i in range(n)]) / 2.0**53
-    assert len(set(numbers.tolist())) == n
-    counts = np.bincount((numbers * 100).astype(int), minlength=100)
-    assert ((counts - n / 100) ** 2 / (n / 100)).sum() < 160  # chi-square, 99 degrees of freedom: p < 1e-4 beyond
+@given(st.lists(draws_of, min_size=1), st.integers(0, 3))
+def test_bits_are_from_the_first_two_words_of_the_twin(draws, which):
+    words = [scalar_philox([branch, index, which, 0], [seed & 0xFFFFFFFF, seed >> 32]) for seed, branch, index in draws]
+    expected = [(first | second << 32) >> 11 for first, second, *_ in words]
+    assert random_bits(*map(list, zip(*draws, strict=True)), which).tolist() == expected

@@ -53,10 +53,6 @@ def expected(logits, params, define, chance, error):
     return define(probabilities / probabilities.sum(), params, chance, error)
 
 
-def branch_of(params, index=0):
-    return Seat(params, [3, 5, 7], 2, index)
-
-
 @pytest.mark.parametrize("before", BEFORE, ids=str)
 @pytest.mark.parametrize(("define", "values"), CHOSEN, ids=[str(values) for _, values in CHOSEN])
 def test_what_is_kept_is_the_definition(define, values, before):
@@ -83,7 +79,7 @@ def test_tokens_are_those_kept_alone_and_in_a_batch(sampler, define, values):
     make = lambda: Sampler(VOCABULARY, "cpu") if sampler is Sampler else NativeSampler(native.load(), VOCABULARY)  # noqa: E731
     logits = torch.randn(4, VOCABULARY, generator=torch.Generator().manual_seed(1)) * 2
     some = [{**before, **values} for before in BEFORE] + BEFORE  # rows without further filters among them
-    branches = [branch_of(SamplingParams(**each, seed=seed), seed % 3) for seed in range(4) for each in some]
+    branches = [Seat(SamplingParams(**each, seed=s), [3, 5, 7], 2, s % 3) for s in range(4) for each in some]
     rows = [i % 4 for i in range(len(branches))]
     tokens, _ = make().sample(logits, rows, branches)
     definition, _ = Sampler(VOCABULARY, "cpu").sample(logits, rows, branches)

@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
+from effort import draws
 
 from gpu_worker.ops import native
 from gpu_worker.sampling.native_sampler import NativeSampler
@@ -59,9 +60,10 @@ def masks_of(rng: np.random.Generator, allowed: list[np.ndarray]) -> list[Mask]:
     return rows
 
 
+@pytest.mark.scaled
 def test_a_mask_draws_as_a_ban_of_all_others_and_scores_as_if_there_were_none(sampler: Sampler):
     rng = np.random.default_rng(5)
-    for _ in range(100):
+    for _ in range(draws(30, 200)):
         num = int(rng.integers(1, 9))
         logits = torch.from_numpy(rng.normal(0, 4, (num, VOCABULARY)).astype(np.float32))
         branches = [Seat(random_params(rng), [3, 5, 7, 7], 2, int(rng.integers(3))) for _ in range(num)]
@@ -69,14 +71,10 @@ def test_a_mask_draws_as_a_ban_of_all_others_and_scores_as_if_there_were_none(sa
         free = [Seat(b.params, b.tokens, b.num_prompt, b.index) for b in branches]
         for branch, mask in zip(branches, masks_of(rng, allowed), strict=True):
             branch.mask = mask
+        bans = [{"banned_token_ids": tuple(np.flatnonzero(~each).tolist()), "logprobs": None} for each in allowed]
         banned = [
-            Seat(
-                dataclasses.replace(b.params, banned_token_ids=tuple(np.flatnonzero(~each).tolist()), logprobs=None),
-                b.tokens,
-                b.num_prompt,
-                b.index,
-            )
-            for b, each in zip(branches, allowed, strict=True)
+            Seat(dataclasses.replace(b.params, **ban), b.tokens, b.num_prompt, b.index)
+            for b, ban in zip(branches, bans, strict=True)
         ]
         rows = list(range(num))
         tokens, scores = sampler.sample(logits, rows, branches)

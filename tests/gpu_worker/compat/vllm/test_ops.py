@@ -93,8 +93,7 @@ def test_the_tensors_device_is_the_current_one(devices: Devices, op: str) -> Non
         assert {call[1] for call in devices.calls} == {device} and devices.current == 0
 
 
-@pytest.mark.parametrize("out", [False, True])
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float8_e4m3fn])
+@pytest.mark.parametrize(("out", "dtype"), [(False, torch.float16), (True, torch.float8_e4m3fn)])
 def test_memory_that_is_not_pinned_is_copied_by_torch(devices: Devices, out: bool, dtype: torch.dtype) -> None:
     device, host = on(1, 4, 6, dtype=dtype), torch.zeros(4, 6, dtype=dtype)
     src, dst = (device, host) if out else (host, device)
@@ -108,7 +107,7 @@ def test_memory_that_is_not_pinned_is_copied_by_torch(devices: Devices, out: boo
     assert not devices.calls
 
 
-def test_blocks_of_a_size_must_be_what_the_caches_are(devices: Devices) -> None:
+def test_blocks_and_scales_must_be_what_the_caches_are(devices: Devices) -> None:
     cache = torch.zeros(4, 6)
     for name, size, caches in (
         ("src", 7, (cache, cache)),
@@ -119,12 +118,9 @@ def test_blocks_of_a_size_must_be_what_the_caches_are(devices: Devices) -> None:
             vllm_ops.swap_blocks(*caches, size, MAPPING)
     with pytest.raises(ValueError, match=r"^pairs: "):
         vllm_ops.swap_blocks(cache, cache, 24, torch.tensor([[0, 4]]))
-
-
-@pytest.mark.parametrize("scale", [0, -1.0, float("nan"), float("inf")])
-def test_scales_are_positive(devices: Devices, scale: float) -> None:
     rows, flash = on(0, 2, 4, 32), on(0, 3, 8, 4, 32)
-    for name, scales in (("k_scale", (scale, 1.0)), ("v_scale", (1.0, scale))):
-        with pytest.raises(ValueError, match=f"^{name}: "):
-            vllm_ops.reshape_and_cache_flash(rows, rows, flash, flash, on(0, 2), "fp8", *scales)
+    for scale in (0, -1.0, float("nan"), float("inf")):
+        for name, scales in (("k_scale", (scale, 1.0)), ("v_scale", (1.0, scale))):
+            with pytest.raises(ValueError, match=f"^{name}: "):
+                vllm_ops.reshape_and_cache_flash(rows, rows, flash, flash, on(0, 2), "fp8", *scales)
     assert not devices.calls

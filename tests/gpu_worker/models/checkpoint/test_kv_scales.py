@@ -1,25 +1,20 @@
 """Scales of an fp8 cache stand in the weights: nothing else changes, and nothing is lost to the cache's few bits."""
 
-import json
-import shutil
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from octavo.request.errors import BadModel
 
 TOKENS = [(7 * i + 3) % 128 for i in range(60)]
 SMALL = 1 / 4096  # so much smaller than usual keys and values are: fp8 has nothing near them
-FP8 = {"quant_method": "fp8", "activation_scheme": "static"}
-NAMES = [("k_scale", "v_scale"), ("k_proj.output_scale", "v_proj.output_scale"), ("kv_scale", "kv_scale")]
+FP8 = {"quantization_config": {"quant_method": "fp8", "activation_scheme": "static"}}
 
 
-def write_small_keys(source: Path, target: Path, scales: dict[str, torch.Tensor]) -> Path:
-    """The same model, whose keys and values are small. `scales` by their names in a layer's attention."""
-    shutil.copytree(source, target)
-    tensors = load_file(source / "model.safetensors")
+def shrink(scales: dict[str, torch.Tensor], tensors: dict[str, torch.Tensor]) -> None:
+    """Makes keys and values small. `scales` by their names in a layer's attention."""
     normed = any(name.endswith("k_norm.weight") for name in tensors)
     attention = {name.rpartition("self_attn.")[0] for name in tensors if "self_attn." in name}
     for name, tensor in tensors.items():
@@ -34,34 +29,34 @@ def write_small_keys(source: Path, target: Path, scales: dict[str, torch.Tensor]
             tensor *= SMALL
     for layer in attention:
         tensors |= {f"{layer}self_attn.{name}": scale.clone() for name, scale in scales.items()}
-    save_file(tensors, target / "model.safetensors")
-    content = json.loads((target / "config.json").read_text())
-    (target / "config.json").write_text(json.dumps(content | {"quantization_config": FP8}))
-    return target
 
 
 @pytest.mark.parametrize(
-    ("model", "names"), [("llama", NAMES[0]), ("llama-biases", NAMES[1]), ("qwen3", NAMES[2]), ("phi3", NAMES[0])]
+    ("model", "names"),
+    [
+        ("llama", ("k_scale", "v_scale")),
+        ("llama-biases", ("k_proj.output_scale", "v_proj.output_scale")),
+        ("qwen3", ("kv_scale",)),
+        ("phi3", ("k_scale", "v_scale")),
+    ],
 )
-def test_small_keys_fit_into_fp8_where_the_checkpoint_says_how_small_they_are(
-    model, names, tiny, load, all_logits, tmp_path
-):
-    scales = {name: torch.tensor([SMALL]) for name in names}
-    scaled = write_small_keys(tiny(model).directory, tmp_path / "scaled", scales)
-    plain = write_small_keys(tiny(model).directory, tmp_path / "plain", {})
+def test_small_keys_fit_into_fp8_where_the_checkpoint_says_how_small(model, names, tiny, load, all_logits, altered):
     usual = all_logits(load(tiny(model).directory), TOKENS, [40])
 
     def error(path: Path, kind: str) -> float:
         return float((all_logits(load(path, kv_cache_dtype=kind), TOKENS, [40]) - usual).norm() / usual.norm())
 
-    assert error(scaled, "float32") < 1e-4
-    assert error(scaled, "fp8_e4m3") == pytest.approx(error(tiny(model).directory, "fp8_e4m3"), abs=0.02)
-    assert error(plain, "fp8_e4m3") > 0.3
-    prints = {kind: load(scaled, kv_cache_dtype=kind).info.fingerprint for kind in ("float32", "int8", "fp8_e4m3")}
-    assert prints["float32"] == prints["int8"] != prints["fp8_e4m3"]
-    others = {name: torch.tensor([2 * SMALL]) for name in names}
-    other = write_small_keys(tiny(model).directory, tmp_path / "other", others)
-    assert load(other, kv_cache_dtype="fp8_e4m3").info.fingerprint != prints["fp8_e4m3"]
+    def fingerprint(kind: str) -> str:
+        return load(path, kv_cache_dtype=kind).info.fingerprint
+
+    path = altered(model, partial(shrink, {name: torch.tensor([SMALL]) for name in names}), **FP8)
+    assert error(path, "float32") < 1e-4
+    assert error(path, "fp8_e4m3") == pytest.approx(error(tiny(model).directory, "fp8_e4m3"), abs=0.02)
+    seen = fingerprint("fp8_e4m3")
+    assert fingerprint("float32") == fingerprint("int8") != seen
+    path = altered(model, partial(shrink, {name: torch.tensor([2 * SMALL]) for name in names}), **FP8)
+    assert fingerprint("fp8_e4m3") != seen
+    assert error(altered(model, partial(shrink, {}), **FP8), "fp8_e4m3") > 0.3
 
 
 @pytest.mark.parametrize(
@@ -74,8 +69,8 @@ def test_small_keys_fit_into_fp8_where_the_checkpoint_says_how_small_they_are(
         ({"k_scale": torch.tensor(torch.inf), "v_scale": torch.ones(1)}, "k_scale' ()"),
     ],
 )
-def test_scales_that_make_no_sense_are_refused_where_they_are_needed(scales, said, tiny, load, tmp_path):
-    path = write_small_keys(tiny("llama").directory, tmp_path / "odd", scales)
+def test_scales_that_make_no_sense_are_refused_where_they_are_needed(scales, said, load, altered):
+    path = altered("llama", partial(shrink, scales), **FP8)
     with pytest.raises(BadModel) as refused:
         load(path, kv_cache_dtype="fp8_e4m3")
     assert said in refused.value.message

@@ -1,12 +1,11 @@
 """gpt-oss as it is published: experts in MXFP4, exactly as Transformers decodes them, and kept in 4 bits."""
 
 import copy
-import json
 
 import pytest
 import torch
 from differences import difference
-from safetensors.torch import load_file, save_file
+from instruction_sets import OPS
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from gpu_worker.models.checkpoint.gpt_oss_source import GptOssSource
@@ -50,25 +49,30 @@ def test_scales_outside_float16_are_kept_of_zeros_alone():
 
 
 @pytest.fixture
-def published(tiny, altered):
-    """A directory as gpt-oss is published, and the model in memory that it holds."""
-    model = copy.deepcopy(tiny("gpt_oss"))
+def publish(tiny, altered):
+    """Writes a directory as gpt-oss is published, changed, and gives the model in memory that it held before."""
 
-    def quantize(stored):
-        for seed, name in enumerate(sorted(name for name in stored if name.endswith(EXPERTS))):
-            blocks, scales = random_parts(tuple(stored.pop(name).shape), seed, lowest=124, highest=126)
-            stored[f"{name}_blocks"], stored[f"{name}_scales"] = blocks, scales
-            model.model.get_parameter(name).data = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32)
+    def write(change=lambda stored: None, **fields):
+        model = copy.deepcopy(tiny("gpt_oss"))
 
-    quantization = {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
-    return model, altered("gpt_oss", quantize, quantization_config=quantization)
+        def quantize(stored):
+            for seed, name in enumerate(sorted(name for name in stored if name.endswith(EXPERTS))):
+                blocks, scales = random_parts(tuple(stored.pop(name).shape), seed, lowest=124, highest=126)
+                stored[f"{name}_blocks"], stored[f"{name}_scales"] = blocks, scales
+                model.model.get_parameter(name).data = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32)
+            change(stored)
+
+        quantization = {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
+        return model, altered("gpt_oss", quantize, quantization_config=quantization, **fields)
+
+    return write
 
 
-@pytest.mark.parametrize("on_ops", ["native", "generic", "reference"], indirect=True)
+@pytest.mark.parametrize("on_ops", OPS, indirect=True)
 @pytest.mark.usefixtures("on_ops")
-def test_published_files_give_the_logits_of_their_values(published, load, greedy, all_logits):
+def test_published_files_give_the_logits_of_their_values(publish, load, greedy, all_logits):
     """Inputs of kept codes are rounded to 15 bits by `auto`, as those of other codes."""
-    model, directory = published
+    model, directory = publish()
     exact, fast = (load(directory, quantization=scheme) for scheme in ("none", "auto"))
     expected = model.logits(TOKENS)
     assert difference(all_logits(exact, TOKENS), expected) < 1e-4
@@ -81,14 +85,15 @@ def test_published_files_give_the_logits_of_their_values(published, load, greedy
         assert output == model.greedily(prompt, output)
 
 
-def test_a_layer_is_kept_as_a_whole_or_decoded(published, load, all_logits):
+def test_a_layer_is_kept_as_a_whole_or_decoded(publish, load, all_logits):
     """One block whose scale float16 does not hold: inputs of the layer's other experts are not rounded either."""
-    model, directory = published
-    stored = load_file(directory / "model.safetensors")
-    name = "model.layers.1.mlp.experts.down_proj"
-    stored[f"{name}_scales"][2, 3, 1] = 80
-    save_file(stored, directory / "model.safetensors", {"format": "pt"})
-    parts = stored[f"{name}_blocks"], stored[f"{name}_scales"]
+    name, parts = "model.layers.1.mlp.experts.down_proj", []
+
+    def change(stored):
+        stored[f"{name}_scales"][2, 3, 1] = 80
+        parts.extend([stored[f"{name}_blocks"], stored[f"{name}_scales"]])
+
+    model, directory = publish(change)
     model.model.get_parameter(name).data = convert_moe_packed_tensors(*parts, dtype=torch.float32)
     source = GptOssSource(SafetensorsSource(directory), 4)
     formats = [source.block_format(f"model.layers.1.mlp.experts.0.{part}_proj.weight") for part in ("up", "down")]
@@ -96,35 +101,26 @@ def test_a_layer_is_kept_as_a_whole_or_decoded(published, load, all_logits):
     assert difference(all_logits(load(directory), TOKENS), model.logits(TOKENS)) < 0.02
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        (lambda stored, name: stored.pop(f"{name}_scales"), "no tensor '.*_scales'"),
-        (lambda stored, name: stored.update({f"{name}_scales": stored[f"{name}_scales"][:1].clone()}), "MXFP4 has not"),
-        (lambda stored, name: stored[f"{name}_scales"].fill_(255), "a scale is no number"),
-        (lambda stored, name: stored[f"{name}_scales"].fill_(254), "a value is too large for torch.float32"),
-        (lambda stored, name: stored.update({f"{name}_blocks": stored[f"{name}_blocks"].int()}), "MXFP4 has not"),
-    ],
-    ids=["missing", "of another shape", "no number", "too large", "of another type"],
-)
-def test_a_broken_part_is_named(published, load, change, said):
-    _, directory = published
-    stored = load_file(directory / "model.safetensors")
-    change(stored, next(name for name in stored if name.endswith("_blocks")).removesuffix("_blocks"))
-    save_file(stored, directory / "model.safetensors", {"format": "pt"})
+PART = "model.layers.0.mlp.experts.down_proj"
+BROKEN = [
+    (lambda stored: stored.pop(f"{PART}_scales"), "no tensor '.*_scales'"),
+    (lambda stored: stored.update({f"{PART}_scales": stored[f"{PART}_scales"][:1].clone()}), "MXFP4 has not"),
+    (lambda stored: stored.update({f"{PART}_blocks": stored[f"{PART}_blocks"].int()}), "MXFP4 has not"),
+    (lambda stored: stored[f"{PART}_scales"].fill_(255), "a scale is no number"),
+    (lambda stored: stored[f"{PART}_scales"].fill_(254), "a value is too large for torch.float32"),
+    (
+        lambda stored: stored.update({x: stored[x][:3].clone() for x in stored if x.endswith(("_blocks", "_scales"))}),
+        "has 3 experts",
+    ),
+]
+
+
+@pytest.mark.parametrize(("change", "said"), BROKEN, ids=[said for _, said in BROKEN])
+def test_a_broken_part_is_named(publish, load, change, said):
     with pytest.raises(BadModel, match=said):
-        load(directory)
+        load(publish(change)[1])
 
 
-@pytest.mark.parametrize("named", ["num_local_experts", "blocks"])
-def test_another_number_of_experts_is_refused(named, published, load):
-    _, directory = published
-    if named == "blocks":
-        stored = load_file(directory / "model.safetensors")
-        cut = {name: x[:3].clone() if name.endswith(("_blocks", "_scales")) else x for name, x in stored.items()}
-        save_file(cut, directory / "model.safetensors", {"format": "pt"})
-    else:
-        config = json.loads((directory / "config.json").read_text())
-        (directory / "config.json").write_text(json.dumps(config | {named: 3}))
+def test_another_number_of_experts_is_refused(publish, load):
     with pytest.raises(BadModel, match=r"has 3 experts|router\.weight"):
-        load(directory)
+        load(publish(num_local_experts=3)[1])

@@ -35,18 +35,14 @@ def test_adapters_of_attention_are_taken_and_those_of_mlps_are_not(tiny, load, t
 
 
 @pytest.mark.parametrize("name", ["olmoe", "glm4_moe", "gpt_oss"])
-def test_tokens_with_an_adapter_are_those_of_its_weights(name, tiny, tmp_path):
-    model, path = tiny(name), tmp_path / "lora"
-    write_lora(path, model.model, seed=2, modules=ATTENTION)
-    settings = {"kv_cache_bytes": "4MiB", "swap_bytes": 0, "block_size": 8, "threads": 1, "device": "cpu"}
-    prompt = [(7 * i + 3) % 128 for i in range(20)]
-    with LLM(str(model.directory), **settings) as llm:
+def test_tokens_with_an_adapter_are_those_of_its_weights(name, tiny, load, tmp_path):
+    model, prompt = tiny(name), [(7 * i + 3) % 128 for i in range(20)]
+    path = write_lora(tmp_path / "lora", model.model, seed=2, modules=ATTENTION)
+    with LLM(str(model.directory), runner=load(model.directory, adapter_bytes=1 << 20)) as llm:
         params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
-        lora = LoRARequest("one", 1, str(path))
-        plain, changed = (
-            llm.generate([prompt], params, lora_request=asked, use_tqdm=False)[0].outputs[0].token_ids
-            for asked in (None, lora)
-        )
+        asked = [None, LoRARequest("one", 1, str(path))]
+        answers = llm.generate([prompt] * 2, params, lora_request=asked, use_tqdm=False)
+    plain, changed = (answer.outputs[0].token_ids for answer in answers)
     with adapted(model.model, path) as merged:
         assert changed == greedy(merged, prompt, 24)
     assert plain == greedy(model.model, prompt, 24) != changed

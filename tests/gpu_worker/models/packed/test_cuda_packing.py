@@ -4,15 +4,13 @@ tests/csrc/simt_cases/linear_cases.py multiplies with such matrices; here they a
 csrc/cuda/linear_weights.cuh says that they lie.
 """
 
-import json
-import shutil
 from types import ModuleType
 
 import numpy as np
 import pytest
 import torch
+from code_checkpoints import write_fp8
 from gguf_models import write_gguf
-from safetensors.torch import load_file, save_file
 
 from gpu_worker.models.loader import load_model
 from gpu_worker.ops.cuda_weights import CudaMatrix
@@ -24,25 +22,24 @@ NUMBERS, SCALES = {"q4": 512, "q4_mins": 512, "e4m3": 1024}, {"q4": 64, "q4_mins
 
 
 def decoded(matrix: CudaMatrix) -> torch.Tensor:
-    """In float32, lane by lane."""
+    """In float32, number by number of each lane."""
     kind, chunks = matrix.format, -(-matrix.columns // 64)
-    size = NUMBERS[kind] + SCALES[kind]
-    data = matrix.data.numpy().reshape(-1, chunks, size)
-    values = np.zeros((len(data) * 16, chunks * 64), dtype=np.float32)
-    for group, chunk, k, lane, i in np.ndindex(len(data), chunks, 4, 32, 8):
-        numbers, scales = np.split(data[group, chunk], [NUMBERS[kind]])
-        row, column = lane // 4 + 8 * (i // 2 % 2), 16 * k + 2 * (lane % 4) + 8 * (i // 4) + i % 2
-        if kind == "e4m3":
-            byte = numbers[(32 * k + lane) * 8 + i : (32 * k + lane) * 8 + i + 1]
-            value = torch.from_numpy(byte.copy()).view(torch.float8_e4m3fn).float().item()
-            value = np.float32(value) * scales.view(np.float32)[row]
-        else:
-            word = int(numbers.view(np.uint32)[32 * k + lane])
-            nibble, halves = word >> 4 * (i // 2 + 4 * (i % 2)) & 15, scales.view(np.float16).astype(np.float32)
-            scale = halves[k // 2 * 16 + row]
-            value = scale * (nibble - 8) if kind == "q4" else scale * nibble + halves[32 + k // 2 * 16 + row]
-        values[16 * group + row, 64 * chunk + column] = value
-    return torch.from_numpy(values)[: matrix.rows, : matrix.columns]
+    data = matrix.data.numpy().reshape(-1, chunks, NUMBERS[kind] + SCALES[kind])
+    numbers, scales = (np.ascontiguousarray(part) for part in np.split(data, [NUMBERS[kind]], axis=2))
+    k, lane, i = np.indices((4, 32, 8))
+    row, column = lane // 4 + 8 * (i // 2 % 2), 16 * k + 2 * (lane % 4) + 8 * (i // 4) + i % 2
+    if kind == "e4m3":
+        picked = torch.from_numpy(numbers[..., (32 * k + lane) * 8 + i]).view(torch.float8_e4m3fn)
+        found = picked.float().numpy() * scales.view(np.float32)[..., row]
+    else:
+        nibbles = numbers.view(np.uint32)[..., 32 * k + lane] >> (4 * (i // 2 + 4 * (i % 2))).astype(np.uint32) & 15
+        halves = scales.view(np.float16).astype(np.float32)
+        scale, given = halves[..., k // 2 * 16 + row], nibbles.astype(np.float32)
+        found = scale * (given - 8) if kind == "q4" else scale * given + halves[..., 32 + k // 2 * 16 + row]
+    values = np.zeros((len(data), chunks, 16, 64), dtype=np.float32)
+    values[:, :, row, column] = found
+    rows = values.transpose(0, 2, 1, 3).reshape(16 * len(data), -1)
+    return torch.from_numpy(rows)[: matrix.rows, : matrix.columns]
 
 
 def loaded(path, quantization, **options):
@@ -67,9 +64,8 @@ def compare(path, formats):
 
 @pytest.mark.parametrize(("kind", "format_"), [("Q4_0", "q4"), ("Q4_1", "q4_mins"), ("TQ2_0", "q4")])
 def test_a_gguf_file(kind, format_, tiny, tmp_path):
-    path = tmp_path / "model.gguf"
-    write_gguf(tiny("llama-wide").directory, path, kind)
-    assert compare(path, [format_]) >= 4
+    write_gguf(tiny("llama-wide").directory, tmp_path / "model.gguf", kind)
+    assert compare(tmp_path / "model.gguf", [format_]) >= 4
 
 
 def test_matrices_of_several_types_are_decoded(tiny, tmp_path):
@@ -81,31 +77,25 @@ def test_matrices_of_several_types_are_decoded(tiny, tmp_path):
     compare(path, ["q4"])
 
 
-@pytest.mark.parametrize("kind", ["tensor", "rows", "tiles", "narrow tiles"])
-def test_an_fp8_directory(kind, tiny, tmp_path):
-    source, target = tiny("llama-wide").directory, tmp_path / "fp8"
-    shutil.copytree(source, target)
-    width = 64 if kind == "tiles" else 24
-    stored = {}
-    for name, tensor in load_file(source / "model.safetensors").items():
-        stored[name] = tensor
-        if "proj" in name:
-            tiles = -(-tensor.shape[0] // 16), -(-tensor.shape[1] // width)
-            shape = {"tensor": (1,), "rows": (tensor.shape[0], 1)}.get(kind, tiles)
-            stored[name], stored[f"{name}_scale_inv"] = (tensor * 50).to(torch.float8_e4m3fn), torch.rand(shape) + 0.1
-    save_file(stored, target / "model.safetensors")
-    found = {"quant_method": "fp8"} | ({"weight_block_size": [16, width]} if "tiles" in kind else {})
-    content = json.loads((target / "config.json").read_text())
-    (target / "config.json").write_text(json.dumps(content | {"quantization_config": found}))
-    kept = compare(target, [] if kind == "narrow tiles" else ["e4m3"])
-    assert (kept == 0) == (kind == "narrow tiles")
+@pytest.mark.parametrize("tile", [(0, 0), (1, 0), (16, 64), (16, 24)])
+def test_an_fp8_directory(tile, tiny, tmp_path):
+    quantization = {"quant_method": "fp8"} | ({"weight_block_size": list(tile)} if all(tile) else {})
+    write_fp8(tiny("llama-wide").directory, tmp_path / "fp8", tile, quantization)
+    narrow = tile == (16, 24)
+    assert (compare(tmp_path / "fp8", [] if narrow else ["e4m3"]) == 0) == narrow
 
 
 def test_what_cannot_keep_them_says_so(tiny, load):
-    path = tiny("llama").directory
-    with pytest.raises(InvalidArgument, match=r"^quantization: kept needs the CUDA kernels on a GPU and a Llama-like"):
-        load(path, quantization="kept")
-    with pytest.raises(InvalidArgument, match=r"^quantization: kept multiplies in 16 bits: say --dtype bfloat16"):
-        loaded(path, "kept", dtype=torch.float32)
-    with pytest.raises(InvalidArgument, match=r"^quantization: kept needs"):
-        loaded(tiny("gpt2").directory, "kept")
+    llama, gpt2 = (tiny(name).directory for name in ("llama", "gpt2"))
+    for how, path, options, said in (
+        (load, llama, {"quantization": "kept"}, "kept needs the CUDA kernels on a GPU and a Llama-like"),
+        (
+            loaded,
+            llama,
+            {"quantization": "kept", "dtype": torch.float32},
+            "kept multiplies in 16 bits: say --dtype bfl",
+        ),
+        (loaded, gpt2, {"quantization": "kept"}, "kept needs"),
+    ):
+        with pytest.raises(InvalidArgument, match=f"^quantization: {said}"):
+            how(path, **options)

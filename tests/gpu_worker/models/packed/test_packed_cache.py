@@ -2,18 +2,19 @@
 
 import errno
 import os
-import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from code_checkpoints import FORMS, write_codes
-from effort import draws
+from code_checkpoints import FORMS as FORMS_OF_CODES
+from code_checkpoints import write_codes
+from effort import draws, some
 from gguf_models import write_gguf
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpu_worker.models.checkpoint.quantized import open_source
@@ -53,10 +54,6 @@ def packing_of(path: Path, scheme: str = "q4", dtype: torch.dtype = torch.float3
     return LlamaPacking(source, config, dtype, scheme, EXTENSION, lambda done, total: None)
 
 
-def get(cache: PackedCache, packing: LlamaPacking, key: dict[str, Any] = KEY) -> PackedWeights | None:
-    return cache.get("tiny", key, packing.scheme, packing.extension, packing.into)
-
-
 def bits(packed: PackedWeights | None) -> dict[str, tuple[Any, ...]]:
     """All that a decoder is given."""
     assert packed is not None
@@ -79,8 +76,8 @@ class Counted:
         self.times = 0
         self._before = before
 
-    def get(self, cache: PackedCache) -> PackedWeights | None:
-        return cache.get("tiny", KEY, self.packing.scheme, self.packing.extension, self._write)
+    def get(self, cache: PackedCache, key: dict[str, Any] = KEY) -> PackedWeights | None:
+        return cache.get("tiny", key, self.packing.scheme, self.packing.extension, self._write)
 
     def _write(self, file: PackedFileWriter) -> dict[str, Place]:
         self.times += 1
@@ -88,70 +85,79 @@ class Counted:
         return self.packing.into(file)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("scheme", ["auto", "none", "q8", "q4-a8"])
-@pytest.mark.parametrize("model", ["qwen2", "llama-wide", "phi3-wide", "Q4_0", "Q8_0", "Q4_1", "AWQ"])
+@pytest.fixture
+def counted(tiny) -> Counted:
+    return Counted(packing_of(tiny("llama").directory))
+
+
+@pytest.fixture
+def cache(tmp_path) -> PackedCache:
+    return PackedCache(tmp_path / "packed", ROOM)
+
+
+FORMS = [
+    (model, scheme, dtype)
+    for model in ("qwen2", "llama-wide", "phi3-wide", "Q4_0", "Q8_0", "Q4_1", "AWQ")
+    for scheme in ("auto", "none", "q8", "q4-a8")
+    for dtype in (torch.float32, torch.bfloat16)
+]
+
+
+@pytest.mark.parametrize(("model", "scheme", "dtype"), some(FORMS, FORMS[::3]))
 def test_weights_from_a_file_have_the_bits_of_those_in_memory(
-    tiny, tmp_path, monkeypatch, every_isa, model, scheme, dtype
+    tiny, tmp_path, monkeypatch, every_isa, cache, model, scheme, dtype
 ) -> None:
     monkeypatch.setattr(packed_file, "CHUNK_BYTES", 1 << 14)
     path = tiny(model if model.islower() else "llama-wide").directory
     if model == "AWQ":
-        write_codes(path, path := tmp_path / "codes", FORMS["awq"])
+        write_codes(path, path := tmp_path / "codes", FORMS_OF_CODES["awq"])
     elif not model.islower():
         write_gguf(path, path := tmp_path / "model.gguf", model)
     expected = bits(packing_of(path, scheme, dtype).in_memory())
     for isa in every_isa:
         native.load().select_isa(isa)
         assert bits(packing_of(path, scheme, dtype).in_memory()) == expected
-    cache = PackedCache(tmp_path / "packed", ROOM)
-    assert bits(get(cache, packing_of(path, scheme, dtype))) == expected
+    assert bits(Counted(packing_of(path, scheme, dtype)).get(cache)) == expected
     for huge in (0, ROOM):  # copied, or mapped
         monkeypatch.setattr(packed_file, "_huge_bytes", lambda address, huge=huge: huge)
         found = cache.get("tiny", KEY, scheme, EXTENSION, lambda file: pytest.fail("packed anew"))
         assert bits(found) == expected
 
 
-def test_inputs_of_8_bits_share_the_file_of_the_same_weights(tiny, tmp_path) -> None:
+def test_inputs_of_8_bits_share_the_file_of_the_same_weights(tiny, cache) -> None:
     path = tiny("llama-wide").directory
-    cache = PackedCache(tmp_path / "packed", ROOM)
-    get(cache, packing_of(path, "q4"))
+    Counted(packing_of(path, "q4")).get(cache)
     found = cache.get("tiny", KEY, "q4-a8", EXTENSION, lambda file: pytest.fail("packed anew"))
     assert bits(found) == bits(packing_of(path, "q4-a8").in_memory()) != bits(packing_of(path, "q4").in_memory())
 
 
-@settings(deadline=None, max_examples=draws(60, 2000))
+DAMAGES: dict[str, Callable[[bytes, int], bytes]] = {
+    "flip": lambda whole, place: (
+        whole[: place // 8] + bytes([whole[place // 8] ^ 1 << place % 8]) + whole[place // 8 + 1 :]
+    ),
+    "cut": lambda whole, place: whole[: place // 8],
+    "longer": lambda whole, place: whole + whole[: 1 + place % 100],
+    "zeros": lambda whole, place: (whole[: place // 8] + bytes(4096) + whole[place // 8 + 4096 :])[: len(whole)],
+    "swap": lambda whole, place: whole[place // 8 :] + whole[: place // 8],
+}
+
+
+@settings(deadline=None, max_examples=draws(30, 2000), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_damage_anywhere_is_noticed(tiny, tmp_path_factory, data) -> None:
-    packing = packing_of(tiny("llama").directory)
-    cache = PackedCache(tmp_path_factory.mktemp("cache"), ROOM)
-    expected = bits(get(cache, packing))
+def test_damage_anywhere_is_noticed(counted, cache, data) -> None:
+    expected = bits(counted.get(cache))
     path = cache.path("tiny", KEY)
     whole = path.read_bytes()
-    kind = data.draw(st.sampled_from(["flip", "cut", "longer", "zeros", "swap"]))
-    place = data.draw(st.integers(0, len(whole) - 1))
-    if kind == "flip":
-        damaged = bytearray(whole)
-        damaged[place] ^= 1 << data.draw(st.integers(0, 7))
-    elif kind == "cut":
-        damaged = bytearray(whole[:place])
-    elif kind == "longer":
-        damaged = bytearray(whole + data.draw(st.binary(min_size=1, max_size=100)))
-    elif kind == "zeros":
-        damaged = bytearray(whole)
-        damaged[place : place + 4096] = bytes(len(damaged[place : place + 4096]))
-    else:
-        damaged = bytearray(whole[place:] + whole[:place])
+    kind, place = data.draw(st.sampled_from(list(DAMAGES))), data.draw(st.integers(0, 8 * len(whole) - 1))
+    damaged, before = DAMAGES[kind](whole, place), counted.times
     path.write_bytes(damaged)
-    counted = Counted(packing)
     assert bits(counted.get(cache)) == expected
-    assert counted.times == (damaged != whole)
+    assert counted.times - before == (damaged != whole)
     assert path.read_bytes() == whole
 
 
-def test_chunks_that_changed_places_are_noticed(tiny, tmp_path, monkeypatch) -> None:
+def test_chunks_that_changed_places_are_noticed(counted, cache, monkeypatch) -> None:
     monkeypatch.setattr(packed_file, "CHUNK_BYTES", 1 << 10)
-    cache, counted = PackedCache(tmp_path, ROOM), Counted(packing_of(tiny("llama").directory))
     counted.get(cache)
     whole = (path := cache.path("tiny", KEY)).read_bytes()
     path.write_bytes(whole[1024:2048] + whole[:1024] + whole[2048:])
@@ -165,81 +171,69 @@ FOREIGN: dict[str, Callable[[Path], object]] = {
     "link": lambda path: path.symlink_to(path.rename(path.with_name("elsewhere"))),
     "folder": lambda path: (path.unlink(), path.mkdir()),
     "pipe": lambda path: (path.unlink(), os.mkfifo(path)),
+    "another user's": lambda path: None,
     "another model's": lambda path: path.write_bytes(path.with_name("other").read_bytes()),
 }
 
 
 @pytest.mark.parametrize("kind", FOREIGN)
-def test_a_file_that_somebody_else_may_have_made_is_not_used(tiny, tmp_path, kind) -> None:
-    cache, packing = PackedCache(tmp_path, ROOM), packing_of(tiny("llama").directory)
-    expected = bits(get(cache, packing))
-    get(cache, packing_of(tiny("qwen2").directory), {"of": "another"})
-    cache.path("tiny", {"of": "another"}).rename(tmp_path / "other")
-    FOREIGN[kind](cache.path("tiny", KEY))
-    counted = Counted(packing)
+def test_a_file_that_somebody_else_may_have_made_is_not_used(tiny, counted, cache, kind, monkeypatch) -> None:
+    expected = bits(counted.get(cache))
+    Counted(packing_of(tiny("qwen2").directory)).get(cache, {"of": "another"})
+    path = cache.path("tiny", KEY)
+    cache.path("tiny", {"of": "another"}).rename(path.with_name("other"))
+    if kind == "another user's":
+        monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    FOREIGN[kind](path)
     found = counted.get(cache)
-    assert counted.times == 1
+    assert counted.times == 2
     assert found is None or bits(found) == expected
 
 
-def test_a_file_of_another_user_is_not_used(tiny, tmp_path, monkeypatch) -> None:
-    cache, counted = PackedCache(tmp_path, ROOM), Counted(packing_of(tiny("llama").directory))
-    counted.get(cache)
-    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
-    counted.get(cache)
-    assert counted.times == 2
-
-
-def test_of_two_that_start_at_once_one_packs(tiny, tmp_path) -> None:
-    cache, counted = PackedCache(tmp_path, ROOM), Counted(packing_of(tiny("llama").directory), lambda: time.sleep(0.3))
-    found: list[PackedWeights | None] = []
-    threads = [threading.Thread(target=lambda: found.append(counted.get(cache))) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+def test_of_two_that_start_at_once_one_packs(counted, cache) -> None:
+    counted._before = lambda: time.sleep(0.3)
+    with ThreadPoolExecutor(3) as threads:
+        found = [bits(each) for each in threads.map(counted.get, [cache] * 3)]
     assert counted.times == 1
-    expected = bits(counted.packing.in_memory())
-    assert [bits(each) for each in found] == [expected] * 3
+    assert found == [bits(counted.packing.in_memory())] * 3
 
 
-def test_who_waited_too_long_packs_for_itself(tiny, tmp_path, monkeypatch) -> None:
+def test_who_waited_too_long_packs_for_itself(counted, cache, monkeypatch) -> None:
     monkeypatch.setattr(packed_cache, "LONGEST_WAIT_S", 0.1)
-    cache, counted = PackedCache(tmp_path, ROOM), Counted(packing_of(tiny("llama").directory))
+    cache.path("tiny", KEY).parent.mkdir()
     with cache._turn():
         assert counted.get(cache) is None
 
 
-def test_what_a_killed_process_left_is_in_nobodys_way(tiny, tmp_path) -> None:
-    cache, packing = PackedCache(tmp_path, ROOM), packing_of(tiny("llama").directory)
+def test_what_a_killed_process_left_is_in_nobodys_way(counted, cache) -> None:
     part = cache.path("tiny", KEY).with_suffix(".part")
+    part.parent.mkdir()
     part.write_bytes(b"half")
-    assert bits(get(cache, packing)) == bits(packing.in_memory())
+    assert bits(counted.get(cache)) == bits(counted.packing.in_memory())
     assert not part.exists()
 
 
 @pytest.mark.parametrize("failing", ["write", "fsync", "replace", "mkdir"])
-def test_a_disk_that_fails_leaves_nothing(tiny, tmp_path, monkeypatch, failing) -> None:
+def test_a_disk_that_fails_leaves_nothing(counted, cache, tmp_path, monkeypatch, failing) -> None:
     def fail(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "no space")
 
-    cache, packing = PackedCache(tmp_path / "cache", ROOM), packing_of(tiny("llama").directory)
     monkeypatch.setattr(*(Path, "mkdir") if failing == "mkdir" else (os, failing), fail)
-    assert get(cache, packing) is None
-    assert not list(tmp_path.glob("cache/tiny*"))
+    assert counted.get(cache) is None
+    assert not list(tmp_path.glob("packed/tiny*"))
 
 
-@settings(deadline=None, max_examples=draws(20, 200))
+@settings(deadline=None, max_examples=draws(10, 200))
 @given(keys=st.lists(st.integers(0, 5), min_size=1, max_size=12), fit=st.integers(0, 3))
 def test_the_folder_stays_within_its_bound(tiny, tmp_path_factory, keys, fit) -> None:
-    packing, folder = packing_of(tiny("llama").directory), tmp_path_factory.mktemp("cache")
-    get(PackedCache(folder, ROOM), packing, {"n": -1})
+    counted, folder = Counted(packing_of(tiny("llama").directory)), tmp_path_factory.mktemp("cache")
+    counted.get(PackedCache(folder, ROOM), {"n": -1})
     (sample,) = folder.glob("*.packed")
     size = sample.stat().st_size
     sample.unlink()
     cache, used = PackedCache(folder, size * fit + size // 2), []
     for now, key in enumerate(keys):
-        assert (get(cache, packing, {"n": key}) is None) == (fit == 0)
+        assert (counted.get(cache, {"n": key}) is None) == (fit == 0)
         used = [*(each for each in used if each != key), key][-fit:] if fit else []
         for place in used[-1:]:
             os.utime(cache.path("tiny", {"n": place}), (now, now))
@@ -250,13 +244,13 @@ def test_the_content_key_changes_with_the_weights_and_what_decides(tmp_path) -> 
     weights, config = tmp_path / "w", tmp_path / "config.json"
     weights.write_bytes(b"0123")
     config.write_text("{}")
-    seen = [content_key([weights], [config])]
-    config.write_text("{ }")
-    seen.append(content_key([weights], [config]))
     stat = weights.stat()
-    weights.write_bytes(b"0124")
-    os.utime(weights, ns=(stat.st_atime_ns, stat.st_mtime_ns))
-    seen.append(content_key([weights], [config]))
-    os.utime(weights, ns=(0, 0))
-    seen.append(content_key([weights], [config]))
-    assert all(seen.count(each) == 1 for each in seen)
+    seen = [content_key([weights], [config])]
+    for change in (
+        lambda: config.write_text("{ }"),
+        lambda: (weights.write_bytes(b"0124"), os.utime(weights, ns=(stat.st_atime_ns, stat.st_mtime_ns))),
+        lambda: os.utime(weights, ns=(0, 0)),
+    ):
+        change()
+        seen.append(content_key([weights], [config]))
+    assert len({str(each) for each in seen}) == 4

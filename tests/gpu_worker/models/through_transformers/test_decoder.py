@@ -1,15 +1,11 @@
 """Decoders through Transformers: types beyond those of test_architectures.py, and what `verify` cannot see."""
 
-import json
-import shutil
-
 import pytest
 import torch
 import transformers
 from differences import difference
 from transformers_types import MIXED, MIXTURES, SMALL, TOWER, TYPES, WIDE
 
-from gpu_worker import LLM, SamplingParams
 from gpu_worker.models import model_kind
 from gpu_worker.models.model_kind import THROUGH_TRANSFORMERS
 from octavo.request.errors import BadModel
@@ -25,7 +21,7 @@ LONG_ROPE = {
 }
 
 
-IN_ARCHITECTURES = {"opt", "gemma2", "gemma3_text", "gpt_neox", "phi"}  # tested in test_architectures.py
+IN_ARCHITECTURES = {"opt", "gemma2", "gemma3_text", "gpt_neox", "phi"}  # which tests their tokens, and those of TYPES
 
 
 def test_every_type_that_runs_through_transformers_has_a_tiny_model():
@@ -33,25 +29,9 @@ def test_every_type_that_runs_through_transformers_has_a_tiny_model():
     assert kinds | IN_ARCHITECTURES == set(THROUGH_TRANSFORMERS)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("name", TYPES)
-def test_through_an_engine_in_pieces_and_together_tokens_are_those_of_transformers(name, tiny):
-    """Twelve tokens a step for four prompts, so that pieces of prompts and decodes share steps."""
-    model = tiny(name)
-    prompts = [[(i * 37 + j * 11) % 128 for j in range(length)] for i, length in enumerate((41, 1, 9, 20))]
-    settings = {"kv_cache_bytes": "4MiB", "swap_bytes": "1MiB", "block_size": 8, "threads": 1, "device": "cpu"}
-    with LLM(str(model.directory), max_batch_tokens=12, **settings) as llm:
-        answers = llm.generate(prompts, SamplingParams(temperature=0.0, max_tokens=48), use_tqdm=False)
-    outputs = [list(answer.outputs[0].token_ids) for answer in answers]
-    for prompt, output in zip(prompts, outputs, strict=True):
-        assert output == model.greedily(prompt, output)
-    assert len({token for output in outputs for token in output}) > 8, "a model that repeats itself tests little"
-
-
-def test_longrope_runs_up_to_the_original_context(tiny, load, greedy, monkeypatch, caplog):
+def test_longrope_runs_up_to_the_original_context(tiny, load, greedy, caplog):
     """Past it, every position would turn otherwise, those of other sequences and of cached keys, too."""
-    monkeypatch.setitem(TYPES, "phimoe-longrope", ("Phimoe", {**TYPES["phimoe"][1], "rope_parameters": LONG_ROPE}))
-    model = tiny("phimoe-longrope")
+    model = tiny("phimoe-longrope", "Phimoe", {**TYPES["phimoe"][1], "rope_parameters": LONG_ROPE})
     runner = load(model.directory)
     assert runner.info.context_tokens == 64
     assert "longrope is not supported past the original context of 64 tokens" in caplog.text
@@ -60,41 +40,25 @@ def test_longrope_runs_up_to_the_original_context(tiny, load, greedy, monkeypatc
         assert output == model.greedily(prompt, output)
 
 
-@pytest.mark.parametrize(
-    ("kind", "fields", "reason"),
-    [
-        ("Phimoe", {"num_local_experts": 4, "sliding_window": 40}, r"masks have windows of \[40\] tokens"),
-        ("Qwen2Moe", {"use_sliding_window": True, "max_window_layers": 2, "sliding_window": 40}, "layer 0 is windowed"),
-    ],
-)
-def test_a_window_that_attention_is_not_told_of_is_refused(kind, fields, reason, tiny, load, monkeypatch):
-    """The window is longer than the prompt of `verify`, so that no difference would be seen."""
-    monkeypatch.setitem(TYPES, f"{kind}-untold", (kind, {**MIXTURES["olmoe"][1], **fields}))
-    with pytest.raises(BadModel, match=reason):
-        load(tiny(f"{kind}-untold").directory)
-
-
-def test_a_type_that_transformers_does_not_know_is_refused_in_one_line(tiny, load, tmp_path):
-    directory = shutil.copytree(tiny("opt").directory, tmp_path / "copied")
-    (directory / "config.json").write_text(json.dumps({"model_type": "of-nobody"}))
+def test_a_type_that_transformers_does_not_know_is_refused_in_one_line(altered, load):
     with pytest.raises(BadModel, match="model type `of-nobody` but Transformers does not recognize") as refused:
-        load(directory)
-    assert "\n" not in refused.value.message
-    assert "pip install" not in refused.value.message
+        load(altered("opt", model_type="of-nobody", architectures=None))
+    assert "\n" not in refused.value.message and "pip install" not in refused.value.message
 
 
 NO_CACHE = {name: value for name, value in WIDE.items() if name != "num_key_value_heads"}
+BOUNDED = {**MIXTURES["olmoe"][1], "sliding_window": 40}
+CPM, XLM = {"hidden_size": 32, "num_hidden_layers": 1, "dim_ff": 32}, {"emb_dim": 32, "n_layers": 2, "n_heads": 4}
 UNKNOWN = [
     ("Doge", SMALL, "layer 0 has a mask of its own, which pages do not know"),
     ("DiffLlama", SMALL, "layer 0 attends more than once for a token"),
     ("HrmText", {**NO_CACHE, "prefix_lm": False}, "layer 0 attends more than once for a token"),
     ("MiMoV2Flash", MIXTURES["glm4_moe"][1], "layer 0 has keys of shape .* and values of"),
-    ("CpmAnt", {"vocab_size": 128, "hidden_size": 32, "num_hidden_layers": 1, "dim_ff": 32}, "takes no positions"),
-    (
-        "XLM",
-        {"vocab_size": 128, "emb_dim": 32, "n_layers": 2, "n_heads": 4},
-        "0 of 2 layers use the attention interface",
-    ),
+    ("CpmAnt", {"vocab_size": 128, **CPM}, "takes no positions"),
+    ("XLM", {"vocab_size": 128, **XLM}, "0 of 2 layers use the attention interface"),
+    # Attention is not told of a window, which is longer than the prompt of `verify`: no difference would be seen.
+    ("Phimoe", {**BOUNDED, "num_local_experts": 4}, r"masks have windows of \[40\] tokens"),
+    ("Qwen2Moe", {**BOUNDED, "use_sliding_window": True, "max_window_layers": 2}, "layer 0 is windowed"),
 ]
 
 
@@ -104,9 +68,8 @@ def test_a_type_that_nobody_has_looked_at_is_refused_by_what_its_code_does(
 ):
     """Types whose names are known to be refused stand for those of a later Transformers, whose names are not."""
     monkeypatch.setattr(model_kind, "OWN_ATTENTION", {})
-    monkeypatch.setitem(TYPES, f"{kind}-unknown", (kind, fields))
     with pytest.raises(BadModel, match=reason):
-        load(tiny(f"{kind}-unknown").directory)
+        load(tiny(f"{kind}-unknown", kind, fields).directory)
 
 
 def test_the_text_part_of_a_model_with_images_saved_alone_gives_the_logits_of_the_whole(load, tmp_path, all_logits):

@@ -1,6 +1,7 @@
 """Models with a state beside keys and values: it goes on from the block of the token before, in pieces of any size."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
@@ -34,7 +35,6 @@ def test_pieces_of_a_prompt_have_the_logits_of_transformers(name, tiny, load, al
 @pytest.mark.parametrize(("fault", "name"), diagonal(FAULTS, ["lfm2", "jamba", "qwen3_next", "bamba"]))
 def test_a_continued_sequence_says_the_same(name, fault, tiny, load):
     """Another worker computes it again, or it goes on there with its blocks, or after a swap or a prefix hit."""
-    torch.set_num_threads(1)
     engines = Engines([load(tiny(name).directory, swap_bytes=1 << 22) for _ in range(2)])
     drawn = draw_cases([(i * 37 + i // 96 * 11) % 128 for i in range(800)], 20, 3, (40, 60), (12, 20))
     cases = [replace(case, step_tokens=min(case.step_tokens, 64)) for case in drawn if case.fault == fault]
@@ -43,30 +43,25 @@ def test_a_continued_sequence_says_the_same(name, fault, tiny, load):
         assert compared.num_tokens and not compared.wrong_tokens, compared.case
 
 
-@pytest.mark.parametrize("name", ["lfm2", "jamba"])
-def test_a_state_of_other_tokens_is_found_out(name, tiny, load, all_logits):
-    runner = load(tiny(name).directory)
+def test_a_state_of_other_tokens_is_found_out(tiny, load, all_logits):
+    runner = load(tiny("lfm2").directory)
     all_logits(runner, TOKENS, (20,))
     states = BlockStates(runner._decoder.state, runner._arena.layers[runner._decoder.num_layers :])
     states.set_num_tokens(6, 7)
     batch = make_batch([1], [8], [5 * 8], [1], [9], [[6, 5]], CPU)
     with pytest.raises(RuntimeError, match="block 6 has the state after 7 tokens of a sequence, not 8"):
         runner._decoder.forward(batch, runner._arena.layers, torch.tensor([0]))
+    same, halves = (
+        load(tiny("lfm2_moe").directory),
+        load(tiny("lfm2").directory, dtype="bfloat16", kv_cache_dtype="float32"),
+    )
+    assert same.info.layout == runner.info.layout != halves.info.layout, "other states have another layout"
 
 
-def test_layouts_tell_models_with_other_states_apart(tiny, load):
-    runners = [load(tiny(name).directory) for name in ("lfm2", "lfm2_moe")]
-    halves = load(tiny("lfm2").directory, dtype="bfloat16", kv_cache_dtype="float32")
-    assert len({runner.info.layout for runner in (*runners, halves)}) == 2, "the first two have the same form"
-
-
-@pytest.mark.parametrize("kv_dtype", ["bfloat16", "int8"])
-def test_blocks_may_be_large_and_of_any_type(kv_dtype, tiny, load, greedy):
+def test_blocks_may_be_large_and_of_any_type(tiny, load, greedy):
     """A state has its own type, in blocks of whatever else."""
-    model = tiny("qwen3_5_text")
-    runner = load(model.directory, block_size=256, kv_cache_dtype=kv_dtype)
-    whole, odd = greedy(runner, [TOKENS], 8), greedy(load(model.directory, kv_cache_dtype=kv_dtype), [TOKENS], 8)
-    assert whole == odd
+    large, small = (load(tiny("qwen3_5_text").directory, block_size=n, kv_cache_dtype="int8") for n in (256, 8))
+    assert greedy(large, [TOKENS], 8) == greedy(small, [TOKENS], 8)
     with pytest.raises(InvalidArgument, match="256 slots are for models with recurrent layers: say 128 at most"):
         load(tiny("opt").directory, block_size=256)
 
@@ -75,79 +70,68 @@ def draw(seed: int, *shape: int) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-def convolution(operations, part):
-    return operations.convolve(draw(1, 1, 40, 20)[..., part], draw(2, 40, 4), draw(3, 40), "silu")[0].T
-
-
-def delta_rule(operations, part):
-    queries, keys, values = (
-        draw(1, 1, 20, 2, 16)[:, part],
-        draw(2, 1, 20, 2, 16)[:, part],
-        draw(3, 1, 20, 4, 24)[:, part],
-    )
-    fading, rates = -draw(4, 1, 20, 4)[:, part].abs(), draw(5, 1, 20, 4)[:, part].abs()
-    outputs, _ = operations.gated_delta(queries, keys, values, fading, rates, use_qk_l2norm_in_kernel=True)
-    return outputs[0]
-
-
-def kimi_delta(operations, part):
-    queries, keys, values = (draw(seed, 1, 20, 4, 16)[:, part] for seed in (1, 2, 3))
-    fading, rates = -draw(4, 1, 20, 4, 16)[:, part].abs(), draw(5, 1, 20, 4)[:, part].abs()
-    return operations.gated_delta(queries, keys, values, fading, rates)[0][0]
+def delta(operations, part, heads, fading, **more):
+    """A rule of 20 tokens, with `heads` of queries and keys."""
+    queries, keys, values = draw(1, 1, 20, heads, 16), draw(2, 1, 20, heads, 16), draw(3, 1, 20, 4, 24)
+    given = (queries, keys, values, -draw(4, 1, 20, *fading).abs(), draw(5, 1, 20, 4).abs())
+    return operations.gated_delta(*(each[:, part] for each in given), **more)[0][0]
 
 
 def mamba2(operations, part):
-    inputs, steps = draw(1, 1, 20, 6, 8)[:, part], draw(2, 1, 20, 6)[:, part]
-    fading, keys, queries = -draw(3, 6).abs(), draw(4, 1, 20, 2, 16)[:, part], draw(5, 1, 20, 2, 16)[:, part]
+    given = draw(1, 1, 20, 6, 8), draw(2, 1, 20, 6), draw(4, 1, 20, 2, 16), draw(5, 1, 20, 2, 16)
+    inputs, steps, keys, queries = (each[:, part] for each in given)
     more = {"D": draw(6, 6), "dt_bias": draw(7, 6), "dt_softplus": True}
-    return operations.mamba2(inputs, steps, fading, keys, queries, 8, **more)[0]
+    return operations.mamba2(inputs, steps, -draw(3, 6).abs(), keys, queries, 8, **more)[0]
 
 
 def mamba1(operations, part):
-    inputs, steps, gates = (draw(seed, 1, 40, 20)[..., part] for seed in (1, 2, 6))
-    fading, keys, queries = -draw(3, 40, 8).abs(), draw(4, 1, 8, 20)[..., part], draw(5, 1, 8, 20)[..., part]
+    given = *(draw(seed, 1, 40, 20) for seed in (1, 2, 6)), draw(4, 1, 8, 20), draw(5, 1, 8, 20)
+    inputs, steps, gates, keys, queries = (each[..., part] for each in given)
     more = {"D": draw(7, 40), "z": gates, "delta_bias": draw(8, 40), "delta_softplus": True}
-    return operations.mamba1(inputs, steps, fading, keys, queries, **more)[0].T
+    return operations.mamba1(inputs, steps, -draw(3, 40, 8).abs(), keys, queries, **more)[0].T
 
 
-FORMS = {
-    convolution: StatePart("inputs", (3, 40), torch.float32),
-    delta_rule: StatePart("delta", (4, 16, 24), torch.float32),
-    kimi_delta: StatePart("delta", (4, 16, 16), torch.float32),
-    mamba2: StatePart("mamba2", (6, 16, 8), torch.float32),
-    mamba1: StatePart("mamba1", (40, 8, 1), torch.float32),
+OPERATIONS = {  # by name: the state's part, and the outputs of some tokens
+    "convolution": (
+        StatePart("inputs", (3, 40), torch.float32),
+        lambda ops, part: ops.convolve(draw(1, 1, 40, 20)[..., part], draw(2, 40, 4), draw(3, 40), "silu")[0].T,
+    ),
+    "delta": (
+        StatePart("delta", (4, 16, 24), torch.float32),
+        lambda ops, part: delta(ops, part, 2, (4,), use_qk_l2norm_in_kernel=True),
+    ),
+    "kimi": (StatePart("delta", (4, 16, 24), torch.float32), lambda ops, part: delta(ops, part, 4, (4, 16))),
+    "mamba2": (StatePart("mamba2", (6, 16, 8), torch.float32), mamba2),
+    "mamba1": (StatePart("mamba1", (40, 8, 1), torch.float32), mamba1),
 }
 
 
-@pytest.mark.parametrize("operation", FORMS)
-def test_an_operation_has_the_same_bits_in_any_pieces(operation):
-    ops, shape = choose_ops(CPU), StateShape((FORMS[operation],))
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_an_operation_has_the_same_bits_in_any_pieces(name):
+    kept, operation = OPERATIONS[name]
+    ops, shape = choose_ops(CPU), StateShape((kept,))
 
     def outputs(ends):
-        layers, parts, start = list(torch.full((-(-shape.num_bytes // 512), 3, 512), 255, dtype=torch.uint8)), [], 0
-        for end in ends:
+        layers = list(torch.full((-(-shape.num_bytes // 512), 3, 512), 255, dtype=torch.uint8))
+        parts, states = [], BlockStates(shape, layers)
+        for start, end in pairwise((0, *ends)):
             length = end - start
             batch = make_batch([0] * length, range(start, end), [0] * length, [length], [end], [[2, 0, 1]], CPU)
-            operations = Recurrences(ops, StepStates(batch, BlockStates(shape, layers), 8))
+            operations = Recurrences(ops, StepStates(batch, states, 8))
             with keeping(operations):
                 parts.append(operation(operations, slice(start, end)))
-            start = end
-        return torch.cat(parts), layers
+        return [torch.cat(parts), *(states.read(0, block) for block in range(3))]
 
-    whole, kept = outputs([20])
-    assert whole.isfinite().all()
+    whole = outputs([20])
+    assert whole[0].isfinite().all()
     for ends in (range(1, 21), [8, 16, 20], [3, 4, 11, 12, 19, 20]):
-        pieces, layers = outputs(ends)
-        assert torch.equal(pieces, whole)
-        for block in range(3):
-            ours, theirs = (BlockStates(shape, each).read(0, block) for each in (layers, kept))
-            assert torch.equal(ours, theirs)
+        assert all(torch.equal(ours, theirs) for ours, theirs in zip(outputs(ends), whole, strict=True))
 
 
 def test_another_order_of_operations_is_refused():
     layers = list(torch.zeros((4, 1, 512), dtype=torch.uint8))
     batch = make_batch([0], [0], [0], [1], [1], [[0]], CPU)
-    states = StepStates(batch, BlockStates(StateShape((FORMS[convolution],)), layers), 8)
+    states = StepStates(batch, BlockStates(StateShape((OPERATIONS["convolution"][0],)), layers), 8)
     with pytest.raises(RuntimeError, match="where it kept something else when it was loaded"):
         states.claim("delta", (1, 1, 1), torch.float32)
     with pytest.raises(RuntimeError, match="kept 0 parts of a state, not 1"):

@@ -1,7 +1,7 @@
 """Readers on event loops, a thread for the steps: outputs as of LLM.generate, and nothing is left of who leaves."""
 
 import asyncio
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 
 import pytest
@@ -9,7 +9,6 @@ from loras import write_small_lora
 from waiting import until
 
 from gpu_worker import LLM, AsyncEngineArgs, AsyncLLM, AsyncLLMEngine, LoRARequest, RequestOutputKind, SamplingParams
-from gpu_worker.offline.live.mailbox import Mailbox
 from gpu_worker.scheduling.state.load import Load
 from gpu_worker.steps.runner import StepOutput
 from gpu_worker.steps.step_input import StepInput
@@ -20,8 +19,11 @@ from octavo.request.errors import InvalidArgument, OutOfBlocks, RunnerFailed, To
 LONG = SamplingParams(max_tokens=100_000, temperature=0.0)
 
 
-def fake(**sizes) -> FakeRunner:
-    return FakeRunner(**{"vocab_size": 128, "generate_eos": False, **sizes})
+ENDLESS = {"step_s": 0.001, "context_tokens": 200_000, "num_blocks": 20_000}
+
+
+def fake(kind=FakeRunner, **sizes) -> FakeRunner:
+    return kind(vocab_size=128, generate_eos=False, **sizes)
 
 
 def params_of(number: int, kind: RequestOutputKind) -> SamplingParams:
@@ -54,42 +56,29 @@ async def test_many_readers_slow_and_quick_get_what_generate_gives():
         await until(lambda: not num_running(llm))
 
 
-async def test_who_leaves_takes_the_request_along():
-    async with AsyncLLM(runner=fake(step_s=0.001, context_tokens=200_000, num_blocks=20_000)) as llm:
-        async with aclosing(llm.generate([1], LONG, request_id="breaks")) as outputs:
-            async for _ in outputs:
-                break
-
-        async def endless() -> None:
-            async for _ in llm.generate([2], LONG, request_id="cancelled"):
-                pass
-
-        reader = asyncio.create_task(endless())
-        await until(lambda: num_running(llm) == 1)
-        reader.cancel()
-        await until(lambda: num_running(llm) == 0)
-        assert [o async for o in llm.generate([2], SamplingParams(max_tokens=1), request_id="cancelled")]
-
-
-async def test_an_abort_is_the_last_output_of_its_reader():
-    llm = AsyncLLMEngine.from_engine_args(
-        AsyncEngineArgs(runner=fake(step_s=0.001, context_tokens=200_000, num_blocks=20_000), enable_log_requests=False)
-    )
-    reasons = []
+async def test_who_leaves_or_is_aborted_takes_the_request_along():
+    args = AsyncEngineArgs(runner=fake(**ENDLESS), enable_log_requests=False)
+    llm, reasons = AsyncLLMEngine.from_engine_args(args), []
+    async with aclosing(llm.generate([1], LONG, request_id="breaks")) as outputs:
+        async for _ in outputs:
+            break
 
     async def follow(name: str) -> None:
         async for output in llm.generate([len(name)], LONG, request_id=name):
             reason = output.outputs[0].finish_reason
         reasons.append(reason)
 
-    readers = [asyncio.create_task(follow(name)) for name in ("a", "bb")]
+    readers = [asyncio.create_task(follow(name)) for name in ("a", "bb", "ccc")]
+    await until(lambda: num_running(llm) == 3)
+    readers[2].cancel()
     await until(lambda: num_running(llm) == 2)
     await llm.abort("a")
     await llm.abort(["bb", "gone", "bb"])
     with pytest.raises(InvalidArgument):
         await llm.abort([["a"]])
-    await asyncio.gather(*readers)
+    await asyncio.gather(*readers[:2])
     assert reasons == ["abort", "abort"] and not num_running(llm)
+    assert [o async for o in llm.generate([2], SamplingParams(max_tokens=1), request_id="ccc")]
     llm.shutdown()
 
 
@@ -112,70 +101,54 @@ async def test_bad_requests_are_refused_before_they_begin():
 
 
 class BrokenRunner(FakeRunner):
+    breaks = False
+
     def run(self, step: StepInput, *further) -> StepOutput:
-        if self.breaks.is_set():
-            raise RuntimeError("the device is gone")
+        self.check_device()
         return super().run(step, *further)
 
     def check_device(self) -> None:
-        raise RuntimeError("the device is gone")
+        if self.breaks:
+            raise RuntimeError("the device is gone")
 
 
-async def test_every_reader_learns_that_the_engine_has_ended():
-    runner = BrokenRunner(vocab_size=128, generate_eos=False, step_s=0.001, context_tokens=200_000, num_blocks=20_000)
-    runner.breaks = threading.Event()
-    llm = AsyncLLM(runner=runner)
+@pytest.mark.parametrize("end", ["broken", "shut down"])
+async def test_every_reader_learns_that_the_engine_has_ended(end):
+    llm = AsyncLLM(runner=fake(BrokenRunner, **ENDLESS))
     streams = [llm.generate([i + 1], LONG, request_id=str(i)) for i in range(3)]
     for stream in streams:
         await anext(stream)
     await llm.check_health()
-    runner.breaks.set()
+    if end == "broken":
+        llm.llm.runner.breaks = True
+    else:
+        await asyncio.to_thread(llm.shutdown)
     for stream in streams:
-        with pytest.raises(RunnerFailed, match="the device is gone"):
+        with pytest.raises(RunnerFailed, match="the device is gone" if end == "broken" else end):
             while True:
                 await anext(stream)
-    assert llm.errored and not llm.is_running
+    assert (llm.errored, llm.is_running) == (end == "broken", False)
     with pytest.raises(RunnerFailed):
         await llm.check_health()
     with pytest.raises(RunnerFailed):
         await anext(llm.generate([1], LONG, request_id="late"))
-    llm.shutdown()
-
-
-async def test_a_shutdown_ends_readers_and_may_be_repeated():
-    llm = AsyncLLM(runner=fake(step_s=0.001, context_tokens=200_000, num_blocks=20_000))
-    stream = llm.generate([1], LONG, request_id="a")
-    await anext(stream)
-    await asyncio.to_thread(llm.shutdown)
-    with pytest.raises(RunnerFailed, match="shut down"):
-        while True:
-            await anext(stream)
-    llm.shutdown()
-    assert not llm.is_running and not llm.errored
+    llm.shutdown()  # which may be repeated
 
 
 def test_loops_of_two_threads_share_an_engine_and_a_closed_one_harms_nobody():
-    llm = AsyncLLM(runner=fake(step_s=0.001, context_tokens=200_000, num_blocks=20_000))
-    begun: list[Mailbox] = []
-
-    async def begin() -> None:
-        begun.append(await llm.add_request("nobody reads", [1], LONG))
-
-    asyncio.run(begin())  # its loop is closed now
+    llm = AsyncLLM(runner=fake(**ENDLESS))
 
     async def follow() -> int:
         return len([o async for o in llm.generate([2], SamplingParams(max_tokens=20), request_id="b")])
 
-    found: list[int] = []
-    other = threading.Thread(target=lambda: found.append(asyncio.run(follow())))
-    other.start()
-    other.join(60)
-    assert found[0] > 0
-
     async def all_gone() -> None:
         await until(lambda: not num_running(llm))
 
+    unread = asyncio.run(llm.add_request("nobody reads", [1], LONG))  # its loop is closed now
+    with ThreadPoolExecutor(1) as other:
+        assert other.submit(asyncio.run, follow()).result(60) > 0
     asyncio.run(all_gone())
+    assert unread
     llm.shutdown()
 
 
