@@ -110,6 +110,7 @@ def test_bad_texts(value, says):
 def test_bad_chats(messages, field):
     turns = validation.validate_chat([("system", b"be brief"), ("user", b"")], context_tokens=10)
     assert turns == [("system", "be brief"), ("user", "")]
+    assert validation.validate_chat([("user", b"x" * 160)], context_tokens=10)  # just as long as it may be
     with pytest.raises(InvalidArgument) as caught:
         validation.validate_chat(messages, context_tokens=10)
     assert caught.value.field == field

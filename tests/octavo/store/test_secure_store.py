@@ -114,8 +114,8 @@ async def test_the_printed_user_can_only_call_functions(server, capsys, tmp_path
         await member.heartbeat(Member("router", ROUTER, b"{}"), 1000)
         async with asyncio.timeout(20):
             for number in range(1000):  # until it listens
-                await member.accept(new(str(number)), QueueLimits())
-                await member.cancel(new(str(number)).seq_id)
+                await member.accept(new(f"printed{number}"), QueueLimits())
+                await member.cancel(new(f"printed{number}").seq_id)
                 if (await asyncio.wait([waiting], timeout=0.05))[0]:
                     break
             assert (await waiting).what == "ended"

@@ -143,3 +143,5 @@ def test_an_unexplained_delivery_is_history_lost():
         stream.finish()
     with pytest.raises(HistoryLost):
         stream_of().resume([5, 6], 1)
+    with pytest.raises(ValueError, match="empty"):
+        StopMatcher(["a", ""])

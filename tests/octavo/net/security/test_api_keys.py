@@ -84,7 +84,7 @@ def test_what_is_written_is_read(file):
     file.write_text("\n".join([*lines, f"dent:{'1' * 64} max-streams=0"]))
     known = ApiKeys(str(file))
     assert known.find(KEY) == ApiKey("acme", bytes.fromhex(DIGEST), now + 120)
-    assert known.find(OTHER) is not None
+    assert known.find(OTHER).state == "valid"
     usual = TenantQuota(7, 9)
     quotas = [known.quota_of(tenant, usual) for tenant in ("acme", "bolt", "dent")]
     assert quotas == [quota, usual, TenantQuota(0, 9)]

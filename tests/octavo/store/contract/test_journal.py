@@ -54,3 +54,20 @@ async def test_an_owner_s_end_is_of_its_epoch(bench, new):
         assert await bench.store.finish(Finish(seq_id, FinishReason.ERROR, failure="{}", epoch=at)) == ends
         assert (await bench.record(seq_id)).state.ended or not ends
     assert (await bench.record(seq_id)).state is SequenceState.FAILED
+
+
+async def test_a_sequence_ends_with_its_last_branch(bench, new):
+    seq_id, epoch = new().seq_id, await bench.run(new(num_branches=3))
+    await bench.append(seq_id, epoch, 0, [1, 2], finish=FinishReason.LENGTH)
+    await bench.append(seq_id, epoch, 0, [1, 2, 3], branch=1)
+    assert await bench.store.finish(Finish(seq_id, FinishReason.STOP, branch=1, length=2))
+    assert not await bench.store.finish(Finish(seq_id, FinishReason.STOP, branch=2, length=1))  # it is empty
+    assert not await bench.store.finish(Finish(seq_id, FinishReason.STOP, branch=3))  # no such branch
+    assert (await bench.record(seq_id)).state is SequenceState.RUNNING
+    assert await bench.store.finish(Finish(seq_id, FinishReason.ERROR, failure='{"reason": "X"}'))
+    record = await bench.record(seq_id)
+    assert record.finishes == (FinishReason.LENGTH, FinishReason.STOP, FinishReason.ERROR)
+    assert (record.num_tokens, record.final_lengths) == ((2, 3, 0), (2, 2, 0))
+    assert (record.state, record.failure) == (SequenceState.FAILED, '{"reason": "X"}')
+    assert await bench.store.finish(Finish(seq_id, FinishReason.LENGTH, branch=0))
+    assert not await bench.store.finish(Finish(seq_id, FinishReason.STOP, branch=0))

@@ -78,6 +78,8 @@ async def test_what_ends_while_it_waits_leaves_the_queue(bench, new):
         await bench.store.accept(each, LIMITS)
     for _ in range(2):
         assert (await bench.store.cancel(cancelled.seq_id)).state is SequenceState.CANCELLED
+    assert [each.record.seq_id for each in await bench.store.pop("model", 1, 100)] == [late.seq_id]
+    assert await bench.store.requeue(late.seq_id, 0)  # a claim, which is given back
     await bench.advance(50)
     assert await bench.store.pop("model", 2, 100) == []
     record = await bench.record(late.seq_id)

@@ -34,7 +34,7 @@ async def test_what_has_a_name_stays_until_it_is_dropped(bench, kind):
     assert await put("a", b"\xff1", 2) and await put("b", b"", 2)
     assert not await put("c", b"3", 2)
     assert await put("a", b"2", 2)  # another value of a known name
-    assert await listed() == {"a": b"2", "b": b""}
+    assert await listed() == await listed() == {"a": b"2", "b": b""}
     assert await drop("a")
     assert await listed() == {"b": b""} and await others() == {}
 
@@ -86,3 +86,7 @@ async def test_notices_reach_the_attached_router(bench, new):
     await stream.aclose()
     expected = [("taken", epoch, W1), ("queued", epoch + 1, Incarnation("")), ("ended", epoch + 1, Incarnation(""))]
     assert notices == [Notice(request.seq_id, *each) for each in expected]
+
+
+async def test_processes_share_secrets(bench):
+    assert await bench.store.secret("x") == await bench.another().secret("x") != await bench.store.secret("y")

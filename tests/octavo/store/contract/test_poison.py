@@ -7,7 +7,8 @@ import pytest
 from octavo.request.errors import PoisonSuspected
 from octavo.request.ids import Incarnation
 from octavo.request.record import SequenceState
-from octavo.store.calls import MAX_PARDONS, TakeStatus
+from octavo.request.sampling import FinishReason
+from octavo.store.calls import MAX_PARDONS, AppendStatus, Finish, TakeStatus
 
 W1, W2, W3, W4, W5 = (Incarnation(f"worker{i}") for i in (1, 2, 3, 4, 5))
 OK, POISON, OCCUPIED = TakeStatus.OK, TakeStatus.POISON, TakeStatus.OCCUPIED
@@ -93,3 +94,16 @@ async def test_no_innocent_is_blamed_for_a_suspect(bench, new):
     await bench.advance(60_000)  # nobody runs alone for ever
     assert (await bench.take(new("later").seq_id, 1, W4)).crashes == 1
     assert (await bench.crash(suspect, epoch + 2, W4)).status is POISON
+
+
+async def test_only_the_owner_tells_of_progress(bench, new):
+    store, seq_id, epoch = bench.store, new().seq_id, await bench.run(new())
+    assert await store.note_progress(seq_id, epoch, W1, 16) is AppendStatus.OK
+    assert await store.note_progress(seq_id, epoch, W2, 16) is AppendStatus.FENCED
+    await bench.crash(seq_id, epoch, W2)
+    assert await store.note_progress(seq_id, epoch, W1, 32) is AppendStatus.FENCED
+    await store.cancel(seq_id)
+    assert await store.note_progress(seq_id, epoch + 1, W2, 16) is AppendStatus.OK_CANCEL
+    await store.finish(Finish(seq_id, FinishReason.CANCELLED))
+    assert await store.note_progress(seq_id, epoch + 1, W2, 32) is AppendStatus.CLOSED
+    assert await store.note_progress(new("unknown").seq_id, epoch, W1, 16) is AppendStatus.GONE
