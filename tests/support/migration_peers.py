@@ -6,11 +6,12 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from waiting import wait_until
 
 from gpu_worker.migration.blocks.block_listener import BlockListener
 from gpu_worker.migration.blocks.frame_socket import FrameSocket
@@ -20,14 +21,6 @@ from octavo.request.errors import TransferFailed
 
 SECRET = bytes(range(32))
 PATIENCE_S = 60
-
-
-def wait_until(condition: Any, seconds: float = PATIENCE_S) -> None:
-    """Waits for a condition, never for a time."""
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.002)
 
 
 class BytesMemory:
@@ -182,20 +175,18 @@ class RawSource:
 
 
 class Corrupter:
-    """Changes one bit of some parts on their way, after their checksum was taken."""
+    """Changes one bit of the parts that are chosen on their way, after their checksum was taken."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, share: float, seed: int) -> None:
-        self.num_parts = self.num_changed = 0
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, choose: Callable[[BlockFrame], bool], seed: int = 0) -> None:
+        self.num_changed = 0
         rng, send = random.Random(seed), FrameSocket.send_frame
 
         def send_frame(frames: FrameSocket, frame: BlockFrame, runs: list[memoryview] | None = None) -> None:
-            if frame.kind is FrameKind.PART and runs:
-                self.num_parts += 1
-                if rng.random() < share:
-                    self.num_changed += 1
-                    data = bytearray(b"".join(runs))
-                    data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
-                    runs = [memoryview(data)]
+            if frame.kind is FrameKind.PART and runs and choose(frame):
+                self.num_changed += 1
+                data = bytearray(b"".join(runs))
+                data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+                runs = [memoryview(data)]
             send(frames, frame, runs)
 
         monkeypatch.setattr(FrameSocket, "send_frame", send_frame)

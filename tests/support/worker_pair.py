@@ -31,6 +31,9 @@ from octavo.wire.internal import admission_to_wire, item_from_wire
 PROMPT = tuple(range(1, 40))
 PATIENCE_S = 30.0
 QUICK_S, SLOW_S = 0.002, 0.02  # of steps; slow ones are long against what a move takes
+MOVED = worker_pb2.MIGRATION_OUTCOME_MOVED
+STAYED = worker_pb2.MIGRATION_OUTCOME_STAYED
+ENDED = worker_pb2.MIGRATION_OUTCOME_ENDED
 
 
 class CountingRunner(WitnessRunner):
@@ -82,24 +85,19 @@ class PairedWorker:
 
     async def migrate(
         self, seq_id: str, epoch: int = 1, target: str = "", *, during_prefill: bool = False
-    ) -> list[worker_pb2.WorkerMigrateResponse]:
-        """What the call answers, to its end. Raises ServingErrors."""
+    ) -> worker_pb2.WorkerMigrateResponse:
+        """What the call answers at its end. Raises ServingErrors."""
         request = worker_pb2.WorkerMigrateRequest(
             seq_id=seq_id, epoch=epoch, target=target, during_prefill=during_prefill
         )
         with statuses.serving_errors():
             async with asyncio.timeout(PATIENCE_S):
-                return [each async for each in self.stub.Migrate(request)]
+                return [each async for each in self.stub.Migrate(request)][-1]
 
     async def has_let_go(self, seconds: float = 5.0) -> None:
         """Waits until no sequence, pin, ticket or reservation is left here, and recounts all blocks."""
-        device = self.worker.workload.tables.device
-
-        def free() -> bool:
-            return not (self.worker.publisher.logs or device.num_reserved or self.worker.target.num_tickets)
-
-        await until(free, seconds)
-        await self.has_no_pins()
+        await until(lambda: not self.worker.publisher.logs, seconds)
+        await self.has_no_pins(seconds)
 
     async def has_no_pins(self, seconds: float = 5.0) -> None:
         """Waits until no pin, ticket or reservation is left here, and recounts all blocks."""
@@ -231,13 +229,8 @@ class WorkerPair:
         taken = await self.store.take_ownership(
             TakeRequest(seq_id, 0, worker.incarnation, f"t{seq_id}", TakeReason.QUEUED)
         )
-        snapshot = await self.store.read(seq_id, prompt=True, from_indexes=[0] * new.num_branches)
-        admission = admission_to_wire(snapshot, epoch=taken.epoch, suspect=False, age_ms=0)
-        admission.prefix_owner, admission.prefix_owner_tokens = hint
-        answer = await worker.stub.Schedule(worker_pb2.ScheduleRequest(admissions=[admission]))
-        assert answer.results[0].outcome == worker_pb2.ADMISSION_OUTCOME_ADMITTED, answer
         follower = Follower(self.store, self.workers, seq_id, new.num_branches)
-        self.tasks.append(asyncio.create_task(follower.follow(worker.incarnation)))
+        await self.schedule(follower, worker, taken.epoch, hint)
 
         async def has_tokens() -> bool:
             return min((await self.record(seq_id)).num_tokens) >= num_tokens
@@ -245,10 +238,29 @@ class WorkerPair:
         await until(has_tokens, PATIENCE_S)
         return follower
 
+    async def schedule(self, follower: Follower, on: PairedWorker, epoch: int, hint: tuple[str, int]) -> None:
+        """What a router does when a worker has become the owner: it schedules the sequence there, and follows it."""
+        snapshot = await self.store.read(follower.seq_id, prompt=True, from_indexes=[0] * len(follower.items))
+        admission = admission_to_wire(snapshot, epoch=epoch, suspect=False, age_ms=0)
+        admission.prefix_owner, admission.prefix_owner_tokens = hint
+        answer = await on.stub.Schedule(worker_pb2.ScheduleRequest(admissions=[admission]))
+        assert answer.results[0].outcome == worker_pb2.ADMISSION_OUTCOME_ADMITTED, answer
+        self.tasks.append(asyncio.create_task(follower.follow(on.incarnation)))
+
     async def has_let_go(self) -> None:
         """Waits until nothing is left on any worker."""
         for worker in self.workers.values():
             await worker.has_let_go()
+
+    async def check_owner(self, follower: Follower, params: SamplingParams, *, moved: bool) -> None:
+        """The sequence is where it should be, both workers let go of all else, and no token of it is wrong."""
+        owner = self.b if moved else self.a
+        for record in (await self.record(follower.seq_id), await self.check_end(follower, params)):
+            found = record.owner, record.epoch, record.mig_to, record.crashes
+            assert found == (owner.incarnation, 1 + moved, "", 0)
+            for worker in self.workers.values():
+                await worker.has_no_pins()
+        await self.has_let_go()
 
     async def record(self, seq_id: SequenceId) -> Record:
         snapshot = await self.store.read(seq_id)

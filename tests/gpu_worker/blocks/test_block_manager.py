@@ -230,7 +230,7 @@ class Tables:
 
 @pytest.mark.scaled
 def test_operations_leak_nothing() -> None:
-    rng, world, thousands = random.Random(7), Tables(), draws(25, 100)
+    rng, world, thousands = random.Random(7), Tables(), draws(12, 100)
     for number in range(1000 * thousands):
         world.operate(rng)
         if number % 20 == 0:
@@ -259,45 +259,27 @@ def sealed_table(blocks: BlockManager, tokens: list[int]) -> tuple[list, list]:
     return table, hashes
 
 
-def test_what_is_kept_is_evicted_last() -> None:
-    blocks = BlockManager(4, SIZE)
-    table, hashes = sealed_table(blocks, [1, 2, 1, 1, 2, 2, 2, 1])
-    first, second, third, fourth = table
-    blocks.cache.keep([hashes[3], hashes[1]])
-    blocks.release(table)
-    blocks.cache.keep([hashes[1], hashes[0]])  # an idle one is kept from now on, and another no more
-    assert blocks.cache.num_kept == 2
-    assert [blocks.take_block() for _ in range(4)] == [fourth, third, second, first]
-    assert blocks.cache.num_kept == 0
-
-
-def test_standbys_are_evicted_after_what_nobody_keeps_and_before_what_is_kept() -> None:
-    blocks = BlockManager(6, SIZE)
-    standby, hashes = sealed_table(blocks, [1, 1, 1, 1])
-    plain, _ = sealed_table(blocks, [2, 1, 1, 1])
-    kept, kept_hashes = sealed_table(blocks, [2, 2, 1, 1])
-    blocks.cache.keep(kept_hashes)
-    blocks.cache.stand_by(hashes, [])
-    due = [*reversed(plain), *reversed(standby), *reversed(kept)]
-    for table in (standby, kept, plain):
-        blocks.release(table)
-    assert blocks.cache.num_idle_wanted == 4
-    assert [blocks.take_block() for _ in range(6)] == due
-    assert blocks.cache.num_standby_lost == 2
-
-
-def test_a_standby_that_has_ended_is_evicted_first_and_one_that_begins_late_is_kept() -> None:
-    blocks = BlockManager(6, SIZE)
+def test_what_goes_first_when_blocks_are_short() -> None:
+    """What nobody keeps, then standbys, then what is kept. Of a table, the last block first."""
+    cache = PrefixCache()
+    blocks = BlockManager(12, SIZE, cache=cache)
     ended, ended_hashes = sealed_table(blocks, [1, 1, 1, 1])
-    begun, begun_hashes = sealed_table(blocks, [2, 1, 1, 1])
-    plain, _ = sealed_table(blocks, [2, 2, 1, 1])
-    blocks.cache.stand_by(ended_hashes, [])
-    due = [*reversed(ended), *reversed(plain), *reversed(begun)]
-    for table in (begun, plain, ended):
+    plain, plain_hashes = sealed_table(blocks, [1, 2, 1, 1])
+    early, early_hashes = sealed_table(blocks, [2, 1, 1, 1])
+    late, late_hashes = sealed_table(blocks, [2, 2, 1, 1])
+    kept, kept_hashes = sealed_table(blocks, [3, 2, 2, 1, 2, 2, 2, 1])
+    free = [kept[3], plain[0], ended[1], ended[0], kept[2], plain[1]]  # those that end come first
+    wanted = [*early[::-1], *late[::-1], kept[1], kept[0]]
+    cache.stand_by([*ended_hashes, *early_hashes], [])
+    cache.keep([kept_hashes[3], kept_hashes[1], plain_hashes[0]])
+    for table in (kept, early, late, plain, ended):
         blocks.release(table)
-    blocks.cache.stand_by(begun_hashes, ended_hashes)
-    assert [blocks.take_block() for _ in range(6)] == due
-    assert blocks.cache.num_standby_lost == 2
+    assert cache.num_idle_wanted == 7
+    cache.stand_by(late_hashes, ended_hashes)  # one begins late, when its blocks are idle
+    cache.keep([kept_hashes[1], kept_hashes[0]])  # so is the first one, and others are kept no more
+    assert (cache.num_kept, cache.num_idle_wanted) == (2, 6)
+    assert [blocks.take_block() for _ in range(12)] == [*free, *wanted]
+    assert (cache.num_kept, cache.num_standby_lost) == (0, 4)
 
 
 def test_room_counts_shared_blocks_that_nobody_uses() -> None:

@@ -1,7 +1,7 @@
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
-from migration_workers import Move, long_params, migration_workers
+from worker_pair import WorkerPair, worker_pair
 
 from gpu_worker.migration.target import incoming_migration
 from octavo.process import failpoints
@@ -21,6 +21,6 @@ def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-async def move() -> AsyncIterator[Move]:
-    async with migration_workers(long_params()) as made:
+async def pair() -> AsyncIterator[WorkerPair]:
+    async with worker_pair(speculation="off") as made:  # runs may repeat others
         yield made

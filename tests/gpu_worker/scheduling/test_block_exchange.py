@@ -28,52 +28,33 @@ def is_empty(bench: MigrationBench) -> bool:
     return not bench.load().num_used_blocks
 
 
-@pytest.mark.parametrize("num_steps", [3, 6, 7, 12])
+@pytest.mark.parametrize("with_tails", [True, False])
+@pytest.mark.parametrize("num_steps", [3, 4, 5, 6, 12])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_sequence_moves_and_nobody_notices(kind: str, num_steps: int) -> None:
+def test_a_sequence_moves_and_nobody_notices(kind: str, num_steps: int, with_tails: bool) -> None:
+    """However full its last block is. Where that does not travel, its tokens are computed again by each branch."""
     params, source, target = KINDS[kind], MigrationBench(), MigrationBench()
     source.admit("a", 37, params)
     source.run_steps(num_steps)
     target.admit("b", 9, LONG)
     target.step()
-    move(source, target, "a", [lambda: source.run_steps(2), lambda: source.run_steps(3)])
+    between = [lambda: source.run_steps(2), lambda: source.run_steps(3)]
+    move(source, target, "a", between, with_tails=with_tails)
     assert is_empty(source)
-    plan, result = target.step()
     num_branches = params.num_branches
+    num_in_tail = (37 + len(source.tokens["a.0"]) - 1) % 4
+    plan, result = target.step()
     assert len(plan.chunks) == num_branches + 1, "it runs in the next step"
-    assert plan.num_tokens == num_branches + 1 and not plan.input.copies, (
-        "nothing is computed again, and no block is copied"
-    )
-    assert all(len(item.token_ids) == 1 for item in result.items), "no token is told again"
-    assert all(item.cached_tokens is None for item in result.items)
+    assert plan.num_tokens == 1 + num_branches * (1 if with_tails else 1 + num_in_tail) and not plan.input.copies
+    assert all(len(item.token_ids) == 1 and item.cached_tokens is None for item in result.items), "no token comes again"
     target.finish()
     whole = undisturbed("a", 37, params)
-    for index in range(num_branches):
-        key = f"a.{index}"
+    for key in whole.tokens:
         assert source.tokens[key] + target.tokens[key] == whole.tokens[key]
         assert source.scores[key] + target.scores[key] == whole.scores[key]
         assert target.totals[key] == pytest.approx(whole.totals[key])
     assert not target.runner.mismatches, target.runner.first_mismatch
     assert is_empty(target)
-
-
-@pytest.mark.parametrize("with_tails", [True, False])
-@pytest.mark.parametrize("num_steps", [1, 2, 3, 4, 5])
-def test_the_last_block_travels_however_full_it_is(num_steps: int, with_tails: bool) -> None:
-    """11 tokens of prompt: one token of output, and 12 computed tokens, which fill three blocks, are among them."""
-    params, source, target = replace(KINDS["n"], max_tokens=9), MigrationBench(), MigrationBench()
-    source.admit("a", 11, params)
-    source.run_steps(num_steps)
-    move(source, target, "a", with_tails=with_tails)
-    plan, _ = target.step()
-    num_in_tail = (11 + num_steps - 1) % 4
-    assert plan.num_tokens == 3 * (1 if with_tails else 1 + num_in_tail)
-    target.finish()
-    whole = undisturbed("a", 11, params)
-    for key in whole.tokens:
-        assert source.tokens[key] + target.tokens[key] == whole.tokens[key]
-    assert not target.runner.mismatches, target.runner.first_mismatch
-    assert is_empty(source) and is_empty(target)
 
 
 @pytest.mark.parametrize("num_computed", [0, 20, 24, 25])
@@ -168,12 +149,16 @@ def test_a_moved_sequence_overtakes_prompts_that_wait() -> None:
     assert "a" in target.lengths and target.load().num_waiting == 1
 
 
-@pytest.mark.parametrize("lost", ["rows", "room", "blocks", "scores", "turn", "company"])
+@pytest.mark.parametrize("lost", ["rows", "room", "queue", "blocks", "scores", "turn", "company"])
 def test_one_that_cannot_start_at_once_waits_in_its_turn(lost: str) -> None:
-    """Its tokens are the same. Without its scores, all its tokens are told again with their scores."""
+    """Its tokens are the same. Without its scores, all its tokens are told again with their scores.
+
+    A full queue does not keep it out: the store has made this worker the owner, and nobody else runs it.
+    """
     params = replace(KINDS["logprobs"], max_tokens=12)
     whole = undisturbed("a", 21, params)
-    source, target = MigrationBench(), MigrationBench(max_batch_sequences=2, sizes={"num_blocks": 20})
+    source = MigrationBench()
+    target = MigrationBench(max_batch_sequences=2, max_waiting=1, sizes={"num_blocks": 20})
     sequence = source.admit("a", 21, params)
     source.run_steps(3)
     held = target.exchange.hold(hashes_of(sequence, 4))
@@ -182,10 +167,11 @@ def test_one_that_cannot_start_at_once_waits_in_its_turn(lost: str) -> None:
     fields = {"epoch": 2, "outputs": [source.tokens["a.0"]], "suspect": lost == "company"}
     moved = target.new("a", sequence.prompt, params, **fields)
     moved.carried = None if lost == "scores" else CarriedScores((0.0,), (tuple(source.scores["a.0"]),))
-    others = {"rows": [5, 5], "room": [57], "turn": [5]}.get(lost, [])
-    for name, prompt in zip("xy", others, strict=False):
-        target.admit(name, prompt, replace(GREEDY, max_tokens=3))
+    others = {"rows": [5, 5], "room": [57], "turn": [5], "queue": [5, 5, 5]}.get(lost, [])
+    for name, prompt in zip("xyz", others, strict=False):
+        target.admit(name, prompt, replace(GREEDY, max_tokens=5))
         target.run_steps(1 + prompt // 32)
+    assert target.load().num_waiting == (lost == "queue")
     if lost == "turn":  # one that runs alone waits for room
         target.scheduler.abort_step(target.scheduler.plan(), FAILURE)
         target.workload.hold(target.sequence("x"), Hold.STARVED)
@@ -202,35 +188,20 @@ def test_one_that_cannot_start_at_once_waits_in_its_turn(lost: str) -> None:
 
 def test_scores_fit_the_tokens_they_belong_to() -> None:
     params = SamplingParams(n=2, temperature=1.0, seed=1, max_tokens=5, logprobs=0)
-    admission = Admission(
-        seq_id=SequenceId("a"), epoch=2, prompt=[1], sampling=params, outputs=[[7], [8]], finished_branches=[1]
-    )
-    score = TokenScore(7, -0.5)
-    assert CarriedScores((0.0, 0.0), ((score,), ())).fit(admission)
-    assert not CarriedScores((0.0,), ((score,), ())).fit(admission)
-    assert not CarriedScores((0.0, 0.0), ((score, score), ())).fit(admission)
-    assert not CarriedScores((0.0, 0.0)).fit(admission)
-    assert CarriedScores((0.0, 0.0)).fit(replace(admission, sampling=replace(params, logprobs=None)))
-    scored = replace(admission, prompt=[1, 7], sampling=replace(params, prompt_logprobs=0))
-    assert not CarriedScores((0.0, 0.0), ((score,), ())).fit(scored)
-    assert CarriedScores((0.0, 0.0), ((score,), ()), prompt_scores=(score,)).fit(scored)
-    assert not CarriedScores((0.0, 0.0), ((score,), ()), prompt_scores=(score,)).fit(replace(scored, prompt=[1, 8]))
-
-
-def test_a_full_queue_keeps_nobody_out_who_has_moved() -> None:
-    """The store has made this worker the owner: nobody else runs it."""
-    source, target = MigrationBench(), MigrationBench(max_waiting=1, max_batch_sequences=1)
-    source.admit("a", 21, LONG)
-    source.run_steps(3)
-    moved = target.new("a", source.sequence("a").prompt, LONG, epoch=2, outputs=[source.tokens["a.0"]])
-    moved.carried = CarriedScores((0.0,))
-    for name in "xy":
-        target.admit(name)
-        target.step()
-    assert target.load().num_waiting == 1
-    assert target.scheduler.admit(moved).admitted
-    target.finish()
-    assert source.tokens["a.0"] + target.tokens["a.0"] == undisturbed("a", 21, LONG).tokens["a.0"]
+    fields = {"seq_id": SequenceId("a"), "epoch": 2, "outputs": [[7], [8]], "finished_branches": [1]}
+    score, totals = TokenScore(7, -0.5), (0.0, 0.0)
+    plain, scored = replace(params, logprobs=None), replace(params, prompt_logprobs=0)
+    for fits, sampling, prompt, carried in [
+        (True, params, [1], CarriedScores(totals, ((score,), ()))),
+        (False, params, [1], CarriedScores((0.0,), ((score,), ()))),
+        (False, params, [1], CarriedScores(totals, ((score, score), ()))),
+        (False, params, [1], CarriedScores(totals)),
+        (True, plain, [1], CarriedScores(totals)),
+        (False, scored, [1, 7], CarriedScores(totals, ((score,), ()))),
+        (True, scored, [1, 7], CarriedScores(totals, ((score,), ()), prompt_scores=(score,))),
+        (False, scored, [1, 8], CarriedScores(totals, ((score,), ()), prompt_scores=(score,))),
+    ]:
+        assert carried.fit(Admission(**fields, prompt=prompt, sampling=sampling)) is fits
 
 
 def test_blocks_behind_a_known_prefix_are_lacking() -> None:

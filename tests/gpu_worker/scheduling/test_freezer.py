@@ -31,6 +31,9 @@ def test_a_frozen_sequence_does_not_run_and_goes_on_with_the_same_tokens() -> No
     assert [branch.num_tokens for branch in frozen.branches] == [len(bench.tokens[f"a.{i}"]) for i in range(3)]
     assert [branch.cumulative_logprob for branch in frozen.branches] == [bench.totals[f"a.{i}"] for i in range(3)]
     assert freeze(bench, "a") == frozen, "again"
+    for operation in ("out", "in", "drop"):
+        with pytest.raises(CannotMove, match="is moving to another worker"):
+            bench.scheduler.swap(bench.sequence("a").seq_id, 1, operation)
     for _ in range(6):
         plan, _ = bench.step()
         assert [chunk.branch.sequence.seq_id for chunk in plan.chunks] == ["b"]
@@ -87,85 +90,52 @@ def test_nobody_takes_its_blocks() -> None:
     assert len(bench.tokens["a.0"]) == 16
 
 
-def test_a_frozen_sequence_is_not_swapped() -> None:
-    bench = MigrationBench()
-    bench.admit("a", 12, LONG)
-    bench.step()
-    freeze(bench, "a")
-    for operation in ("out", "in", "drop"):
-        with pytest.raises(CannotMove, match="is moving to another worker"):
-            bench.scheduler.swap(bench.sequence("a").seq_id, 1, operation)
-
-
-def prefilling(bench: MigrationBench) -> None:
-    bench.admit("a", 70, LONG)
-    bench.step()
-
-
-def forking(bench: MigrationBench) -> None:
-    bench.admit("a", 70, sampled(n=2))
-    bench.step()
-
-
-def waiting(bench: MigrationBench) -> None:
-    bench.admit("a")
-
-
-def searching(bench: MigrationBench) -> None:
-    bench.admit("a", 9, SamplingParams(n=2, beam_width=3, temperature=0.0, max_tokens=20))
-    bench.run_steps(2)
-
-
-def swapped(bench: MigrationBench) -> None:
-    bench.admit("a", 9, LONG)
-    bench.step()
-    bench.scheduler.swap(bench.sequence("a").seq_id, 1, "out")
-    bench.scheduler.end_holds()
-
-
-def held(bench: MigrationBench) -> None:
-    bench.admit("a", 9, LONG)
-    bench.step()
-    bench.scheduler.swap(bench.sequence("a").seq_id, 1, "out")
-
-
-def coming_back(bench: MigrationBench) -> None:
-    held(bench)
-    bench.step()
-    bench.workload.tables.cache.enabled = False  # all blocks are copied
-    bench.scheduler.swap(bench.sequence("a").seq_id, 1, "in")
-    bench.workload.tables.cache.enabled = True
-
-
-def suspected(bench: MigrationBench) -> None:
-    suspect = bench.admit("a", 9, LONG, suspect=True)
-    bench.scheduler.reserve_steps(suspect)
-    bench.scheduler.begin_trial(suspect)
-    bench.step()
-
-
-def failed(bench: MigrationBench) -> None:
-    bench.admit("a", 9, LONG)
-    bench.scheduler.abort_step(bench.scheduler.plan(), FAILURE)
+def begin(bench: MigrationBench, how: str) -> None:
+    """A sequence `a` that is computing its prompt, and so on."""
+    match how:
+        case "prefills":
+            bench.admit("a", 70, LONG)
+            bench.step()
+        case "forks":
+            bench.admit("a", 70, sampled(n=2))
+            bench.step()
+        case "waits":
+            bench.admit("a")
+        case "searches":
+            bench.admit("a", 9, SamplingParams(n=2, beam_width=3, temperature=0.0, max_tokens=20))
+            bench.run_steps(2)
+        case "is swapped" | "is held" | "comes back":
+            bench.admit("a", 9, LONG)
+            bench.step()
+            bench.scheduler.swap(bench.sequence("a").seq_id, 1, "out")
+            if how == "is swapped":
+                bench.scheduler.end_holds()
+            if how == "comes back":
+                bench.step()
+                bench.workload.tables.cache.enabled = False  # all blocks are copied
+                bench.scheduler.swap(bench.sequence("a").seq_id, 1, "in")
+                bench.workload.tables.cache.enabled = True
+        case "is suspected":
+            suspect = bench.admit("a", 9, LONG, suspect=True)
+            bench.scheduler.reserve_steps(suspect)
+            bench.scheduler.begin_trial(suspect)
+            bench.step()
+        case "has failed":
+            bench.admit("a", 9, LONG)
+            bench.scheduler.abort_step(bench.scheduler.plan(), FAILURE)
 
 
 @pytest.mark.parametrize(
-    ("begin", "cause"),
+    ("how", "cause"),
     [
-        (prefilling, "prefill"),
-        (forking, "prefill"),
-        (waiting, "waiting"),
-        (searching, "beams"),
-        (swapped, "swapped"),
-        (held, "swapped"),
-        (coming_back, "copying"),
-        (suspected, "alone"),
-        (failed, "isolated"),
+        *(("prefills", "prefill"), ("forks", "prefill"), ("waits", "waiting"), ("searches", "beams")),
+        *(("is swapped", "swapped"), ("is held", "swapped"), ("comes back", "copying")),
+        *(("is suspected", "alone"), ("has failed", "isolated")),
     ],
 )
-def test_what_cannot_move_says_why(begin, cause: str) -> None:
+def test_what_cannot_move_says_why(how: str, cause: str) -> None:
     bench = MigrationBench()
-    begin(bench)
+    begin(bench, how)
     seq_id = bench.sequence("a").seq_id
     for refuse in (bench.freezer.check_movable, bench.freezer.freeze):
         with pytest.raises(CannotMove, match="sequence a cannot move with its blocks: ") as refusal:
@@ -190,15 +160,13 @@ def test_a_sequence_may_leave_until_its_window_has_passed_a_block() -> None:
         freeze(bench, "a")
 
 
-@pytest.mark.parametrize(
-    ("begin", "started", "num_computed"), [(waiting, False, 0), (prefilling, True, 64), (forking, True, 64)]
-)
-def test_a_prompt_is_watched_until_every_branch_has_a_token(begin, started: bool, num_computed: int) -> None:
+@pytest.mark.parametrize(("how", "num_computed"), [("waits", 0), ("prefills", 64), ("forks", 64)])
+def test_a_prompt_is_watched_until_every_branch_has_a_token(how: str, num_computed: int) -> None:
     bench = MigrationBench()
-    begin(bench)
+    begin(bench, how)
     seq_id = bench.sequence("a").seq_id
     progress = bench.freezer.prompt_progress(seq_id, 1)
-    assert (progress.started, progress.complete) == (started, False)
+    assert (progress.started, progress.complete) == (how != "waits", False)
     assert 0 <= progress.num_computed <= num_computed
     while not progress.complete:
         assert 0 in [branch.num_output for branch in bench.sequence("a").branches]

@@ -39,51 +39,47 @@ def sizes(seed: int) -> tuple[dict, dict]:
     return config, runner
 
 
+def ran(world, num_operations: int = 250):
+    """The world after so many operations, when all that was open has ended."""
+    for _ in range(num_operations):
+        world.operate()
+    world.drain()
+    return world
+
+
 @pytest.mark.scaled
 @pytest.mark.parametrize("seed", range(draws(8, 24)))
 def test_chaos_changes_no_output(make_world, seed: int) -> None:
-    config, runner = sizes(seed)
-    world = make_world(seed, config, runner, eos=seed % 2 == 0, ending=seed % 3 == 0)
-    for _ in range(250):
-        world.operate()
-    world.drain()
+    ran(make_world(seed, *sizes(seed), eos=seed % 2 == 0, ending=seed % 3 == 0))
 
 
-@pytest.mark.parametrize("seed", range(300, 324))
+@pytest.mark.scaled
+@pytest.mark.parametrize("seed", range(300, 300 + draws(12, 24)))
 def test_chaos_with_drafts_changes_no_output(make_world, seed: int) -> None:
     """Decodes guess tokens, right ones and wrong ones, beside all else that may happen to a sequence."""
     config, runner = sizes(seed)
     rng = random.Random(-seed)
     runner |= {"window": rng.choice([0, 0, 9, 30]), "num_blocks": rng.choice([17, 24, 40, 60])}
     config |= {"max_batch_tokens": rng.choice([8, 16, 64])}
-    world = make_world(
-        seed, config, runner, eos=seed % 2 == 0, moving=seed % 3 == 0, ending=seed % 3 == 1, guessing=True
-    )
-    for _ in range(250):
-        world.operate()
-    world.drain()
-    assert world.counts["drafts"]
+    moving, ending = seed % 3 == 0, seed % 3 == 1
+    world = make_world(seed, config, runner, eos=seed % 2 == 0, moving=moving, ending=ending, guessing=True)
+    assert ran(world).counts["drafts"]
 
 
 def test_blocks_come_and_go_while_a_step_runs_that_has_made_copies(make_world) -> None:
     """The runner compares each block that it reads with what was written there."""
-    world = make_world(9, {"min_preempt_interval_s": 0}, {"num_blocks": 24, "num_host_blocks": 16}, moving=True)
-    for _ in range(600):
-        world.operate()
-    world.drain()
-    assert world.counts["after copies"] > 20
+    sizes = {"num_blocks": 24, "num_host_blocks": 16}
+    assert ran(make_world(9, {"min_preempt_interval_s": 0}, sizes, moving=True), 600).counts["after copies"] > 20
 
 
 def test_every_place_and_hold_is_checked(make_world) -> None:
     """With SchedulerConfig.debug, each plan and commit compares them with the table of what excludes what."""
-    seen = set()
+    left = {*Place, *Hold} - {Place.ABSENT, Hold.STARVED}
     for seed in (200, 201, 202, 203):
-        world = make_world(seed, {"min_preempt_interval_s": 0.0}, {"num_blocks": 20}, moving=True, ending=True)
-        for _ in range(300):
-            world.operate()
-        world.drain()
-        seen |= world.seen
-    assert seen >= {*Place, *Hold} - {Place.ABSENT, Hold.STARVED}
+        if left:
+            config, runner = {"min_preempt_interval_s": 0.0}, {"num_blocks": 20}
+            left -= ran(make_world(seed, config, runner, moving=True, ending=True), 300).seen
+    assert not left
 
 
 @pytest.mark.scaled
@@ -93,10 +89,8 @@ def test_chaos_with_moves_changes_no_output(make_world, seed: int) -> None:
     config, runner = sizes(seed)
     window = random.Random(-seed).choice([0, 0, 9, 30])
     runner |= {"window": window, "num_blocks": random.Random(-seed).choice([17, 24, 40, 60])}
-    world = make_world(seed, {**config, "prefix_caching": seed % 8 > 0}, runner, eos=seed % 2 == 0, moving=True)
-    for _ in range(300):
-        world.operate()
-    world.drain()
+    config |= {"prefix_caching": seed % 8 > 0}
+    ran(make_world(seed, config, runner, eos=seed % 2 == 0, moving=True), 300)
 
 
 @pytest.mark.scaled
@@ -104,11 +98,7 @@ def test_chaos_with_moves_changes_no_output(make_world, seed: int) -> None:
 def test_states_in_blocks_are_those_of_their_tokens(make_world, seed: int) -> None:
     """A block of a model with recurrent layers has the state after its last token: it is no slot, and is not appended
     to, but goes from token to token."""
-    config, runner = sizes(seed)
-    world = make_world(seed, config, runner, eos=seed % 2 == 0, ending=seed % 3 == 0, kind=StatefulWitness)
-    for _ in range(250):
-        world.operate()
-    world.drain()
+    ran(make_world(seed, *sizes(seed), eos=seed % 2 == 0, ending=seed % 3 == 0, kind=StatefulWitness))
 
 
 @pytest.mark.scaled
@@ -120,10 +110,7 @@ def test_chaos_with_a_window_changes_no_output(make_world, seed: int) -> None:
     window = rng.choice([1, 2, 4, 5, 7, 9, 13, 20])
     least = -(-window // 4) + 2  # what a branch needs, and a block for a fork
     runner |= {"window": window, "num_blocks": rng.choice([least, least + 1, 10, 12, 20])}
-    world = make_world(seed, config, runner, eos=seed % 2 == 0)
-    for _ in range(250):
-        world.operate()
-    world.drain()
+    ran(make_world(seed, config, runner, eos=seed % 2 == 0))
 
 
 @pytest.mark.parametrize(
@@ -137,10 +124,7 @@ def test_chaos_with_a_window_changes_no_output(make_world, seed: int) -> None:
 )
 def test_what_chaos_once_found(make_world, seed: int, config: dict, runner: dict) -> None:
     usual = {"policy": "priority", "max_partial_prefills": 2, "min_preempt_interval_s": 0}
-    world = make_world(seed, usual | config, {"window": 20, **runner}, eos=False)
-    for _ in range(250):
-        world.operate()
-    world.drain()
+    ran(make_world(seed, usual | config, {"window": 20, **runner}, eos=False))
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -186,7 +170,7 @@ def test_many_steps_leave_nothing_behind() -> None:
     outputs: dict[SequenceId, list[int]] = {}
     expected: dict[SequenceId, list[int]] = {}
     number = 0
-    for step in range(draws(5000, 20_000)):
+    for step in range(draws(3000, 20_000)):
         if rng.random() < 0.25 and parts.load().num_waiting < 20:
             number += 1
             name = SequenceId(str(number))
@@ -217,11 +201,12 @@ def test_many_steps_leave_nothing_behind() -> None:
     load = parts.load()
     assert load.num_used_blocks == 0
     assert load.num_free_host_blocks == 20
-    assert load.num_preempted_swap + load.num_preempted_recompute > draws(10, 50)
-    assert number > draws(700, 3000)
+    assert load.num_preempted_swap + load.num_preempted_recompute > draws(6, 50)
+    assert number > draws(400, 3000)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.scaled
+@pytest.mark.parametrize("seed", range(draws(1, 4)))
 def test_the_host_tier_saves_prefill_and_holds_what_it_says(make_world, seed: int) -> None:
     """Clients of prefixes that fill the device four times over. The world compares outputs with its oracle."""
     prefill = {}

@@ -32,17 +32,11 @@ def test_a_history_has_what_is_sealed_and_then_what_is_new() -> None:
         bench.step()
     assert standby.histories(8, {key("a"): 3}) == {key("a"): block_hashes(sequence.root, tokens[:-1], 4)[3:]}
     assert standby.histories(len(tokens) + 1, {}) == {}, "it is too short"
+    bench.scheduler.swap(SequenceId("a"), 1, "out")
+    assert standby.histories(8, {key("a"): 3}) == {key("a"): []}, "it keeps its history without its blocks"
+    bench.scheduler.end_holds()
     bench.finish()
     assert standby.histories(1, {}) == {}
-
-
-def test_a_sequence_that_gave_its_blocks_up_keeps_its_history() -> None:
-    bench = Bench()
-    standby = StandbyBlocks(bench.workload)
-    bench.admit("a", 13, LONG)
-    bench.step()
-    bench.scheduler.swap(SequenceId("a"), 1, "out")
-    assert standby.histories(8, {key("a"): 3}) == {key("a"): []}
 
 
 @pytest.mark.parametrize(

@@ -5,11 +5,13 @@ import threading
 import time
 from concurrent.futures import Future
 from contextlib import closing
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from migration_peers import PATIENCE_S, SECRET, BytesMemory, Corrupter, name_of, target_of, wait_until
+from migration_peers import PATIENCE_S, SECRET, BytesMemory, Corrupter, name_of, target_of
+from waiting import wait_until
 
 from gpu_worker.migration.blocks import block_sender
 from gpu_worker.migration.blocks.block_sender import BlockSender
@@ -30,7 +32,7 @@ def outgoing(blocks: list[int]) -> list[OutgoingBlock]:
     return [OutgoingBlock(index, block, name_of(block)) for index, block in enumerate(blocks)]
 
 
-def sender_to(port: int, memory: BytesMemory, **options: int) -> BlockSender:
+def sender_to(port: int, memory: BytesMemory, **options: Any) -> BlockSender:
     return BlockSender("127.0.0.1", port, memory, RateLimiter(), **{"part_bytes": 1024, **options})
 
 
@@ -87,10 +89,11 @@ def test_blocks_that_a_stopped_sequence_waits_for_go_before_those_of_others() ->
             assert theirs.kept == [0, 30, 31, *range(1, 30)]
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_of_a_hundred_parts_one_is_damaged_and_no_wrong_block_is_accepted(monkeypatch, seed):
     mine, theirs = memories(200, seed)
-    corrupter = Corrupter(monkeypatch, 0.01, seed)
+    rng = random.Random(seed)
+    corrupter = Corrupter(monkeypatch, lambda _: rng.random() < 0.01, seed)
     with target_of(theirs) as target:
         ticket = target.give_ticket(1, list(range(200)))
         with closing(sender_to(target.listener.port, mine)) as sender:
@@ -108,8 +111,7 @@ def test_a_slow_target_is_sent_no_more_than_the_window() -> None:
     with target_of(theirs, stall_s=PATIENCE_S) as target:
         target.give_ticket(1, list(range(64)))
         window = 4 * 5000
-        sender = sender_to(target.listener.port, mine, window_bytes=window, stall_s=PATIENCE_S)
-        try:
+        with closing(sender_to(target.listener.port, mine, window_bytes=window, stall_s=PATIENCE_S)) as sender:
             open_all(sender, 1)
             sent = sender.send_blocks(1, outgoing(list(range(64))))
             wait_until(lambda: sender.bytes_in_flight > window - 1024)  # it waits now: the next part does not fit
@@ -121,9 +123,6 @@ def test_a_slow_target_is_sent_no_more_than_the_window() -> None:
                 most = max(most, sender.bytes_in_flight)
             sent.result(PATIENCE_S)
             assert most <= window
-        finally:
-            theirs.delay.set()
-            sender.close()
 
 
 def test_a_target_that_stands_still_is_given_up() -> None:
@@ -131,19 +130,14 @@ def test_a_target_that_stands_still_is_given_up() -> None:
     theirs.delay = threading.Event()
     with target_of(theirs, stall_s=PATIENCE_S) as target:
         target.give_ticket(1, list(range(64)))
-        sender = BlockSender(
-            "127.0.0.1", target.listener.port, mine, RateLimiter(), part_bytes=1024, window_bytes=10240, stall_s=0.5
-        )
-        try:
+        with closing(sender_to(target.listener.port, mine, window_bytes=10240, stall_s=0.5)) as sender:
             open_all(sender, 1)
             assert cause_of(sender.send_blocks(1, outgoing(list(range(64))))) == "STALLED"
             assert sender.has_failed
             wait_until(lambda: mine.opened == [])
             with pytest.raises(TransferFailed):
                 sender.open_ticket(2, SECRET)
-        finally:
             theirs.delay.set()
-            sender.close()
 
 
 def test_a_ticket_is_open_once_and_to_whoever_knows_its_secret() -> None:
@@ -177,14 +171,13 @@ def test_a_target_that_does_not_know_the_secret_gets_nothing(monkeypatch: pytest
         assert theirs.kept == []
 
 
-def test_a_ticket_that_fails_within_a_turn_is_not_read_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_ticket_that_fails_within_a_turn_is_not_read_on() -> None:
     mine, theirs = memories(8)
     mine.blocks_per_turn = 8
     theirs.delay = threading.Event()
     with target_of(theirs) as target:
         ticket = target.give_ticket(1, list(range(8)))
-        sender = sender_to(target.listener.port, mine, window_bytes=1024)
-        try:
+        with closing(sender_to(target.listener.port, mine, window_bytes=1024)) as sender:
             open_all(sender, 1)
             sent = sender.send_blocks(1, outgoing(list(range(8))))
             wait_until(lambda: mine.opened)
@@ -193,9 +186,6 @@ def test_a_ticket_that_fails_within_a_turn_is_not_read_on(monkeypatch: pytest.Mo
             assert cause_of(sent) == "GIVEN_UP"
             assert mine.opened == [], "the source may free its blocks now"
             theirs.delay.set()
-        finally:
-            theirs.delay.set()
-            sender.close()
 
 
 def test_a_writer_without_memory_ends_its_ticket_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,18 +208,11 @@ def test_a_writer_without_memory_ends_its_ticket_alone(monkeypatch: pytest.Monke
             assert target.cause(1) == "NOT_STORED"
 
 
-@pytest.mark.parametrize(
-    ("options", "field"),
-    [
-        ({"part_bytes": 100}, "part_bytes"),
-        ({"part_bytes": 4 << 20}, "part_bytes"),
-        ({"window_bytes": 65 << 20}, "window_bytes"),
-    ],
-)
-def test_options_have_bounds(options: dict[str, int], field: str) -> None:
+@pytest.mark.parametrize("option", [{"part_bytes": 100}, {"part_bytes": 4 << 20}, {"window_bytes": 65 << 20}])
+def test_options_have_bounds(option: dict[str, int]) -> None:
     with pytest.raises(InvalidArgument) as refused:
-        sender_to(1, memories(1)[0], **options)
-    assert refused.value.field == field
+        sender_to(1, memories(1)[0], **option)
+    assert [refused.value.field] == list(option)
 
 
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -83,18 +83,15 @@ def test_a_change_is_seen(data: st.DataObject, length: int, seed: int) -> None:
     assert of(sums, right, seed) not in wrong_sums | {of(sums, right, seed ^ 1 << 63)}
 
 
-def test_bad_arguments_are_refused(sums: ModuleType) -> None:
-    with pytest.raises(ValueError, match="offset"):
-        sums.add_part(bytearray(64), 0, 32, [])
-
-
 def test_without_the_extension_the_checksum_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     data = random.Random(3).randbytes(5000)
-    digests = []
+    digests = set()
     for load in (native.load, lambda: None):
         monkeypatch.setattr(native, "load", load)
         block = BlockChecksum(77)
         block.add_part(4096, [memoryview(data)[4096:]])
         block.add_part(0, [memoryview(data)[:100], memoryview(data)[100:4096]])
-        digests.append(block.digest(len(data)))
-    assert digests[0] == digests[1]
+        digests.add(block.digest(len(data)))
+        with pytest.raises(ValueError, match="offset"):
+            block.add_part(32, [])
+    assert len(digests) == 1

@@ -4,7 +4,7 @@ import threading
 import time
 
 import pytest
-from migration_peers import wait_until
+from waiting import wait_until
 
 from gpu_worker.migration.blocks import link_share
 from gpu_worker.migration.blocks.link_share import PROBE_BYTES, SHARE, LinkShare, RateLimiter

@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 
 import pytest
 from migration_peers import BytesMemory
@@ -59,14 +60,10 @@ async def test_a_sender_that_has_failed_is_replaced(pool, listener):
         await until(lambda: sender.has_failed)
         with pytest.raises(TransferFailed, match="cannot be reached"):
             await connection.open_sender(listener.port)
-        second = BlockListener("127.0.0.1")
-        try:
+        with closing(BlockListener("127.0.0.1")) as second:
             other = await connection.open_sender(second.port)
-            assert other is not sender
-            assert not other.has_failed
-        finally:
+            assert other is not sender and not other.has_failed
             await pool.close()
-            second.close()
 
 
 @pytest.mark.parametrize("asked_again", [True, False])

@@ -54,7 +54,7 @@ def present(directory: Path) -> set[BlockHash]:
 
 
 OPERATIONS = st.tuples(
-    st.sampled_from(["write", "write by another", "remove", "folder", "strange", "look"]), st.integers(0, 9)
+    st.sampled_from(["write", "write by another", "remove", "folder", "all", "strange", "look"]), st.integers(0, 9)
 )
 
 
@@ -73,8 +73,8 @@ def test_the_list_is_what_is_there(operations: list[tuple[str, int]], tmp_path_f
             write(another, number)
         elif operation == "remove":
             path.unlink(missing_ok=True)
-        elif operation == "folder":
-            shutil.rmtree(path.parent, ignore_errors=True)
+        elif operation in ("folder", "all"):
+            shutil.rmtree(path.parent if operation == "folder" else directory, ignore_errors=True)
         elif operation == "strange" and path.parent.exists():
             (path.parent / f"{path.name}.part-12").touch()
             (path.parent / ("x" * 32)).touch()
@@ -117,16 +117,3 @@ def test_of_many_files_the_last_are_told(tmp_path: Path, monkeypatch: pytest.Mon
     later = Reader(files)
     later.look()
     assert set(later.known) == set(reader.known)
-
-
-def test_a_directory_that_has_gone_is_no_error(tmp_path: Path) -> None:
-    files = files_in(tmp_path / "blocks")
-    write(files, 1)
-    reader = Reader(files)
-    reader.look()
-    shutil.rmtree(tmp_path / "blocks")
-    reader.look()
-    assert reader.known == []
-    write(files, 2)
-    reader.look()
-    assert reader.known == [hash_of(2)]

@@ -11,6 +11,7 @@ from worker_pair import PairedWorker, WorkerPair, worker_pair
 
 from gpu_worker.migration.calls.transfer_calls import FetchRequest
 from gpu_worker.migration.prefix import block_supplier, prefix_fetcher
+from gpu_worker.migration.prefix.link_speeds import LinkSpeeds
 from gpu_worker.scheduling.block_exchange import WantedBlock
 from octavo.internal.v1 import transfer_pb2, transfer_pb2_grpc
 from octavo.process import failpoints
@@ -50,19 +51,53 @@ async def test_two_prompts_at_once_share_one_fetch(pair: WorkerPair) -> None:
     await lets_go(pair)
 
 
-async def test_blocks_that_come_and_are_never_known_are_not_waited_for(pair: WorkerPair) -> None:
-    armed = failpoints.arm("target.seal", "hang")
-    assert await compute(pair, pair.b, PROMPT, pair.a.incarnation) == 0
-    assert armed.reached.is_set()
-    await lets_go(pair)
+def refuse(*_: object) -> None:
+    raise OutOfBlocks("no room")
 
 
-@pytest.mark.parametrize("place", ["source.pinned", "source.opened", "source.sent", "target.seal"])
-async def test_an_error_in_between_leaves_the_rest_to_be_computed(pair: WorkerPair, place: str) -> None:
-    armed = failpoints.arm(place, "error")
-    await compute(pair, pair.b, PROMPT, pair.a.incarnation)
-    assert armed.reached.is_set()
-    await lets_go(pair)
+def arm(pair: WorkerPair, patch: pytest.MonkeyPatch, what: str) -> None:
+    """Lets a fetch of `b` from `a` go wrong."""
+    supplier = pair.a.worker.supplier
+    honest = supplier.send_blocks
+
+    async def lie(request: FetchRequest) -> int:
+        """Sends blocks in the places of others."""
+        hashes = [each.block_hash for each in reversed(request.wanted)]
+        wanted = [WantedBlock(each.index, h) for each, h in zip(request.wanted, hashes, strict=True)]
+        return await honest(replace(request, wanted=wanted))
+
+    match what:
+        case "no room":
+            patch.setattr(pair.b.worker.fetcher._blocks._exchange, "hold", refuse)
+        case "too many sends":
+            patch.setattr(block_supplier, "MOST_SENDS", 0)
+        case "others in their places":
+            patch.setattr(supplier, "send_blocks", lie)
+        case "never known":
+            failpoints.arm("target.seal", "hang")
+        case _ if what in ERRORS:
+            failpoints.arm(what, "error")
+
+
+ERRORS = ["source.pinned", "source.opened", "source.sent", "target.seal"]
+NOTHING = ["nobody knows the owner", "no room", "too many sends", "others in their places", "never known"]
+
+
+async def test_whatever_goes_wrong_leaves_the_rest_to_be_computed(
+    pair: WorkerPair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody waits for blocks that do not come, and their places are given back."""
+    for number, what in enumerate([*NOTHING, *ERRORS], 1):
+        prompt = (*range(1000 * number, 1000 * number + len(PREFIX)), 1)
+        await compute(pair, pair.a, prompt)
+        pair.b.worker.fetcher._speeds = LinkSpeeds()  # else it asks no more
+        owner = "gone" if what == "nobody knows the owner" else pair.a.incarnation
+        with monkeypatch.context() as patch:
+            arm(pair, patch, what)
+            assert not await compute(pair, pair.b, prompt, owner) or what in ERRORS, what
+        failpoints.disarm_all()
+        await lets_go(pair)
+        assert what != "too many sends" or not pair.b.worker.fetcher._speeds._speeds, "a refusal says nothing"
 
 
 async def test_a_worker_that_ends_meanwhile_is_not_waited_for(pair: WorkerPair) -> None:
@@ -75,17 +110,6 @@ async def test_a_worker_that_ends_meanwhile_is_not_waited_for(pair: WorkerPair) 
     await owner.stop()
     cached = await running
     assert cached == 0
-    await lets_go(pair)
-
-
-async def test_a_worker_that_sends_as_much_as_it_may_refuses(pair: WorkerPair, monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(block_supplier, "MOST_SENDS", 0)
-        assert await compute(pair, pair.b, PROMPT, pair.a.incarnation) == 0
-    other = (*PREFIX, 90)
-    await pair.b.has_let_go()
-    assert not pair.b.worker.fetcher._speeds._speeds, "a refusal says nothing of the link"
-    await compute(pair, pair.b, other, pair.a.incarnation)
     await lets_go(pair)
 
 
@@ -107,30 +131,6 @@ async def test_no_more_fetches_at_once_than_it_may_although_all_were_allowed_bef
     assert await fetcher.fetch(owner, hashes_of(pair, other), 10.0) == 0
     failpoints.disarm_all()
     assert await first == NUM_BLOCKS
-    await lets_go(pair)
-
-
-async def test_blocks_in_the_places_of_others_are_not_accepted(pair, monkeypatch):
-    supplier = pair.a.worker.supplier
-    honest = supplier.send_blocks
-
-    async def lie(request: FetchRequest) -> int:
-        hashes = [each.block_hash for each in reversed(request.wanted)]
-        wanted = [WantedBlock(each.index, h) for each, h in zip(request.wanted, hashes, strict=True)]
-        return await honest(replace(request, wanted=wanted))
-
-    monkeypatch.setattr(supplier, "send_blocks", lie)
-    assert await compute(pair, pair.b, PROMPT, pair.a.incarnation) == 0
-    await lets_go(pair)
-
-
-@pytest.mark.parametrize("owner", ["gone", "a"])
-async def test_a_worker_that_nobody_knows_and_no_room_for_the_blocks_cost_nothing(pair, monkeypatch, owner):
-    def refuse(*_: object) -> None:
-        raise OutOfBlocks("no room")
-
-    monkeypatch.setattr(pair.b.worker.fetcher._blocks._exchange, "hold", refuse)
-    assert await compute(pair, pair.b, PROMPT, pair.a.incarnation if owner == "a" else owner) == 0
     await lets_go(pair)
 
 
@@ -179,16 +179,12 @@ async def test_bad_requests_are_refused_by_name(pair: WorkerPair) -> None:
 # ---- before a worker serves ------------------------------------------------------------------------------------------
 
 
-async def join(pair: WorkerPair, **settings: object) -> PairedWorker:
-    return await pair.add("new", warms_up=True, **settings)
-
-
 async def test_the_blocks_of_several_workers_come_and_half_of_the_device_stays_free() -> None:
     async with worker_pair() as pair:
         prompts = [tuple(range(first, first + 40)) for first in (1, 101, 201, 301)]
         for number, prompt in enumerate(prompts):
             await compute(pair, (pair.a, pair.b)[number % 2], prompt)
-        new = await join(pair, num_blocks=44)
+        new = await pair.add("new", warms_up=True, num_blocks=44)
         await fetches_nothing(new)
         assert 0 < new.worker.fetcher.num_fetched <= 22
         assert [await compute(pair, new, prompt) for prompt in prompts[2:]] == [36, 36], "what each of them ran last"
@@ -201,7 +197,7 @@ async def test_others_that_fail_do_not_keep_a_worker_from_starting(action: str) 
         await compute(pair, pair.a, PROMPT)
         armed = failpoints.arm("source.pinned", action)
         began = time.monotonic()
-        new = await join(pair, warm_up_ms=600)
+        new = await pair.add("new", warms_up=True, warm_up_ms=600)
         assert armed.reached.is_set()
         assert time.monotonic() - began < 8.0
         assert await compute(pair, new, PROMPT) == 0

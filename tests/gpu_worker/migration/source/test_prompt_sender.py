@@ -4,16 +4,12 @@ import asyncio
 
 import pytest
 from waiting import until
-from worker_pair import Follower, WorkerPair, greedy, set_pace, worker_pair
+from worker_pair import ENDED, MOVED, STAYED, Follower, WorkerPair, greedy, set_pace, worker_pair
 
 from gpu_worker.migration.source import prompt_sender
-from octavo.internal.v1 import worker_pb2
 from octavo.process import failpoints
 from octavo.request.record import SequenceState
 
-MOVED = worker_pb2.MIGRATION_OUTCOME_MOVED
-STAYED = worker_pb2.MIGRATION_OUTCOME_STAYED
-ENDED = worker_pb2.MIGRATION_OUTCOME_ENDED
 PROMPT = tuple(i % 250 + 1 for i in range(641))  # ten steps of 64 tokens, and one for the last token
 NUM_BLOCKS = 160
 STEP_BLOCKS = 16
@@ -28,15 +24,12 @@ class Scene:
         pair.a.worker.engine.control.pause()
         self.moves: list[asyncio.Task] = []
 
-    async def admit(self, params, prompt=PROMPT, **changes) -> Follower:
-        follower = await self.pair.run(params, prompt=prompt, num_tokens=0, **changes)
-        self.moves.append(asyncio.create_task(self._move(follower)))
+    async def admit(self, params, prompt=PROMPT, target=None) -> Follower:
+        follower = await self.pair.run(params, prompt=prompt, num_tokens=0)
+        to = (target or self.pair.b).incarnation
+        self.moves.append(asyncio.create_task(self.pair.a.migrate(follower.seq_id, target=to, during_prefill=True)))
         await until(lambda: follower.seq_id in self.registry._under_way or self.moves[-1].done())
         return follower
-
-    async def _move(self, follower):
-        answers = await self.pair.a.migrate(follower.seq_id, target=self.pair.b.incarnation, during_prefill=True)
-        return answers[-1]
 
     @property
     def registry(self):
@@ -46,10 +39,9 @@ class Scene:
         return self.registry._under_way[follower.seq_id].progress
 
     async def step(self, count=1):
-        engine = self.pair.a.worker.engine
-        first = engine_steps(self.pair.a)
-        engine.control.grant_steps(count)
-        await until(lambda: engine_steps(self.pair.a) >= first + count)
+        times, first = self.pair.a.worker.watch.times, self.pair.a.worker.watch.times.num_steps
+        self.pair.a.worker.engine.control.grant_steps(count)
+        await until(lambda: times.num_steps >= first + count)
 
     async def sent(self, follower, count, seconds=5.0):
         await until(lambda: self.progress(follower).num_sent_blocks >= count, seconds)
@@ -57,10 +49,6 @@ class Scene:
     def run_on(self, slow=False):
         set_pace(self.pair.a, slow=slow)
         self.pair.a.worker.engine.control.grant_steps(0)
-
-
-def engine_steps(worker):
-    return worker.worker.watch.times.num_steps
 
 
 @pytest.fixture
@@ -73,12 +61,10 @@ async def scene():
     "params",
     [
         greedy(60),
-        greedy(60, temperature=0.9, seed=7),
-        greedy(60, temperature=0.8, seed=3, presence_penalty=0.7, frequency_penalty=0.2, repetition_penalty=1.2),
+        greedy(60, temperature=0.8, seed=3, presence_penalty=0.7, repetition_penalty=1.2, logprobs=3),
         greedy(40, temperature=0.9, n=3, best_of=3, seed=5),
-        greedy(60, temperature=0.7, logprobs=3, seed=9),
     ],
-    ids=["greedy", "seeded", "penalties", "n=3", "logprobs"],
+    ids=["greedy", "penalties and logprobs", "n=3"],
 )
 async def test_the_blocks_are_there_before_the_first_token_and_the_tokens_are_the_same(scene, params):
     follower = await scene.admit(params)
@@ -92,8 +78,7 @@ async def test_the_blocks_are_there_before_the_first_token_and_the_tokens_are_th
     moved = await scene.moves[0]
     assert (moved.outcome, moved.epoch) == (MOVED, 2)
     assert moved.rounds <= prompt_sender.MOST_PARTS + 4
-    record = await scene.pair.check_end(follower, params, prompt=PROMPT)
-    assert (record.owner, record.epoch, record.crashes) == (scene.pair.b.incarnation, 2, 0)
+    assert (await scene.pair.check_end(follower, params, prompt=PROMPT)).epoch == 2
     assert follower.owners == [scene.pair.a.incarnation, scene.pair.b.incarnation]
     if params.logprobs is not None:
         scores = [score for items in follower.items[0] for score in items.scores]
@@ -116,7 +101,7 @@ async def test_a_prompt_that_is_cached_on_both_moves_without_a_block(scene):
 # What comes between
 
 
-@pytest.mark.parametrize("step", ["target.seal", "target.extended", "target.finish", "target.prepare"])
+@pytest.mark.parametrize("step", ["target.seal", "target.extended", "target.finish"])
 async def test_after_a_failure_of_the_target_the_sequence_runs_on_at_the_source(scene, step, monkeypatch):
     monkeypatch.setattr(prompt_sender, "REFRESH_S", 0.02)
     armed = failpoints.arm(step, "error")
@@ -135,37 +120,29 @@ async def test_after_a_failure_of_the_target_the_sequence_runs_on_at_the_source(
 
 async def test_a_target_that_dies_in_the_middle_costs_nothing(scene):
     third = await scene.pair.add("c", **SIZES)
-    follower = await scene.pair.run(greedy(40), prompt=PROMPT, num_tokens=0)
-    move = asyncio.create_task(scene.pair.a.migrate(follower.seq_id, target=third.incarnation, during_prefill=True))
-    await until(lambda: follower.seq_id in scene.registry._under_way)
+    follower = await scene.admit(greedy(40), target=third)
     await scene.step(5)
     await scene.sent(follower, 3 * STEP_BLOCKS)
     await third.stop()
     scene.pair.others.remove(third)
     await scene.step()
-    assert (await move)[-1].outcome == STAYED
+    assert (await scene.moves[0]).outcome == STAYED
     scene.run_on()
     assert (await scene.pair.check_end(follower, greedy(40), prompt=PROMPT)).epoch == 1
     await scene.pair.a.has_let_go()
 
 
-async def test_a_cancel_during_the_prompt_ends_its_migration(scene):
-    follower = await scene.admit(greedy(40))
+async def test_one_that_is_cancelled_or_ends_with_its_first_token_has_ended(scene):
+    cancelled = await scene.admit(greedy(40))
     await scene.step(3)
-    await scene.sent(follower, STEP_BLOCKS)
-    scene.pair.a.worker.admissions.cancel([(follower.seq_id, 1)])
+    await scene.sent(cancelled, STEP_BLOCKS)
+    scene.pair.a.worker.admissions.cancel([(cancelled.seq_id, 1)])
     scene.run_on()
     assert (await scene.moves[0]).outcome == ENDED
-    await until_ended(scene, follower)
+    short = await scene.admit(greedy(1), prompt=PROMPT[::-1])
+    assert (await scene.moves[1]).outcome == ENDED
+    assert (await scene.pair.check_end(short, greedy(1), prompt=PROMPT[::-1])).state is SequenceState.DONE
     await scene.pair.has_let_go()
-
-
-async def test_one_that_ends_with_its_first_token_has_ended(scene):
-    follower = await scene.admit(greedy(1))
-    scene.run_on()
-    assert (await scene.moves[0]).outcome == ENDED
-    assert (await scene.pair.check_end(follower, greedy(1), prompt=PROMPT)).state is SequenceState.DONE
-    await scene.pair.b.has_let_go()
 
 
 async def test_a_drain_moves_what_has_begun_and_releases_what_waits():
@@ -190,16 +167,8 @@ async def test_a_drain_moves_what_has_begun_and_releases_what_waits():
 
 
 async def test_what_cannot_move_after_its_prompt_either_is_refused_at_once(scene):
-    follower = await scene.pair.run(greedy(40, beam_width=2, n=1, best_of=1), prompt=PROMPT, num_tokens=0)
-    stayed = (await scene.pair.a.migrate(follower.seq_id, during_prefill=True))[-1]
+    await scene.admit(greedy(40, beam_width=2, n=1, best_of=1))
+    stayed = await scene.moves[0]
     assert stayed.outcome == STAYED
     assert "beams" in stayed.failure.message
-    assert follower.owners == [scene.pair.a.incarnation]
     scene.run_on()
-
-
-async def until_ended(scene, follower):
-    async def ended() -> bool:
-        return (await scene.pair.record(follower.seq_id)).state.ended
-
-    await until(ended)

@@ -9,8 +9,8 @@ from octavo.request.ids import BlockHash, Incarnation, SequenceId
 B, C = Incarnation("b"), Incarnation("c")
 
 
-def key(name: str, branch: int = 0, epoch: int = 1) -> HistoryKey:
-    return HistoryKey(SequenceId(name), epoch, branch)
+def key(name: str, epoch: int = 1) -> HistoryKey:
+    return HistoryKey(SequenceId(name), epoch, 0)
 
 
 def hashes(*numbers: int) -> list[BlockHash]:
@@ -26,6 +26,10 @@ def covered(**found: list[BlockHash]) -> CoveredSequences:
     return table
 
 
+def told(table: CoveredSequences, buddy: Incarnation = B, limit: int = 100) -> list[tuple[str, int, list[BlockHash]]]:
+    return [(named.seq_id, named.first, named.hashes) for named, _, _ in table.named(buddy, limit)]
+
+
 def test_a_buddy_is_told_what_it_does_not_know_and_nothing_twice() -> None:
     table = covered(s=hashes(1, 2), t=hashes(3))
     assert table.has_news(B) and not table.has_news(C)
@@ -34,38 +38,27 @@ def test_a_buddy_is_told_what_it_does_not_know_and_nothing_twice() -> None:
     assert not table.has_news(B)
     assert (table.num_covered, table.num_sealed_blocks, table.num_held_blocks) == (2, 3, 2)
     table.update({key("s"): hashes(4), key("t"): []})
-    assert [(named.seq_id, named.first, named.hashes) for named, _, _ in table.named(B, 100)] == [
-        ("s", 2, hashes(4)),
-        ("t", 1, []),
-    ]
-
-
-def test_the_end_of_a_sequence_is_news_once() -> None:
-    table = covered(s=hashes(1), t=hashes(2))
+    assert told(table) == [("s", 2, hashes(4)), ("t", 1, [])]
     for _, branch, _ in table.named(B, 100):
-        note_state(branch, HistoryState(1, 1))
+        note_state(branch, HistoryState(9, 9))  # it says more than there is
+        assert branch.num_named == branch.num_held <= 3
     table.update({key("t"): []})
-    assert table.has_news(B)
-    assert [named.seq_id for named, _, _ in table.named(B, 100)] == ["t"]
+    assert table.has_news(B), "a sequence has ended"
+    assert told(table) == [("t", 1, [])]
     assert not table.has_news(B)
-
-
-def test_another_buddy_is_told_everything() -> None:
-    table = covered(s=hashes(1, 2))
-    for _, branch, _ in table.named(B, 100):
-        note_state(branch, HistoryState(2, 2))
     table.leave([B])
     (sequence,) = table.without_buddy()
     sequence.choose(C)
-    ((named, _, _),) = table.named(C, 100)
-    assert (named.first, named.hashes) == (0, hashes(1, 2))
+    assert told(table, C) == [("t", 0, hashes(3))], "another buddy is told everything"
     assert table.num_covered == 0
 
 
-def test_a_call_names_all_histories_and_few_of_many_hashes() -> None:
+def test_a_call_names_all_histories_and_few_of_many_hashes(monkeypatch) -> None:
     table = covered(s=hashes(1, 2, 3), t=hashes(4, 5))
-    assert [named.hashes for named, _, _ in table.named(B, 4)] == [hashes(1, 2, 3), hashes(4)]
-    assert [named.hashes for named, _, _ in table.named(B, 0)] == [[], []]
+    assert [named for *_, named in told(table, limit=4)] == [hashes(1, 2, 3), hashes(4)]
+    assert [named for *_, named in told(table, limit=0)] == [[], []]
+    monkeypatch.setattr(covered_sequences, "MOST_SEQUENCES", 2)
+    assert len(told(covered(s=hashes(1), t=hashes(2), u=hashes(3)))) == 2
 
 
 def test_another_epoch_is_another_sequence() -> None:
@@ -73,16 +66,3 @@ def test_another_epoch_is_another_sequence() -> None:
     table.update({key("s", epoch=3): hashes(7)})
     assert table.known() == {key("s", epoch=3): 1}
     assert len(table.without_buddy()) == 1
-
-
-def test_an_answer_for_more_than_there_is_counts_what_there_is() -> None:
-    table = covered(s=hashes(1, 2))
-    ((_, branch, _),) = table.named(B, 100)
-    note_state(branch, HistoryState(9, 9))
-    assert (branch.num_named, branch.num_held) == (2, 2)
-
-
-def test_no_more_sequences_than_the_bound(monkeypatch) -> None:
-    monkeypatch.setattr(covered_sequences, "MOST_SEQUENCES", 2)
-    table = covered(s=hashes(1), t=hashes(2), u=hashes(3))
-    assert len(table.named(B, 100)) == 2

@@ -9,11 +9,9 @@ from waiting import until
 from worker_pair import Follower, PairedWorker, WorkerPair, greedy, worker_pair
 
 from gpu_worker.migration.standby import standby_buddy, standby_owner
-from octavo.internal.v1 import worker_pb2
 from octavo.process import failpoints
 from octavo.request.ids import Incarnation
 from octavo.store.calls import TakeReason, TakeRequest
-from octavo.wire.internal import admission_to_wire
 
 SIZE = 4
 LONG = greedy(400)
@@ -41,6 +39,9 @@ def num_kept(worker: PairedWorker) -> int:
 
 
 async def test_sealed_blocks_are_at_the_buddy_while_the_sequence_runs(pair: WorkerPair) -> None:
+    short = await pair.run(greedy(8), prompt=PROMPT[:3], num_tokens=8)
+    await pair.check_end(short, greedy(8), prompt=PROMPT[:3])
+    assert not pair.b.worker.standby_buddy.histories.num_blocks, "a short sequence has none"
     follower = await pair.run(LONG, prompt=PROMPT)
     await until(lambda: num_kept(pair.b) >= 30)
     num_tokens = (await pair.record(follower.seq_id)).num_tokens[0]
@@ -56,19 +57,12 @@ async def test_sealed_blocks_are_at_the_buddy_while_the_sequence_runs(pair: Work
 
 async def take(pair: WorkerPair, follower: Follower, worker: PairedWorker, hint: tuple[str, int] = ("", 0)) -> None:
     """What a router does when the owner is lost."""
-    epoch = 1
-    seq_id = follower.seq_id
-    request = TakeRequest(seq_id, epoch, worker.incarnation, f"again{epoch}", TakeReason.REFUSED)
+    request = TakeRequest(follower.seq_id, 1, worker.incarnation, "again", TakeReason.REFUSED)
     taken = await pair.store.take_ownership(request)
-    snapshot = await pair.store.read(seq_id, prompt=True, from_indexes=[0] * len(follower.items))
-    admission = admission_to_wire(snapshot, epoch=taken.epoch, suspect=False, age_ms=0)
-    admission.prefix_owner, admission.prefix_owner_tokens = hint
-    answer = await worker.stub.Schedule(worker_pb2.ScheduleRequest(admissions=[admission]))
-    assert answer.results[0].outcome == worker_pb2.ADMISSION_OUTCOME_ADMITTED, answer
     pair.tasks[-1].cancel()
     await follower.done.wait()
     follower.done.clear()
-    pair.tasks.append(asyncio.create_task(follower.follow(worker.incarnation)))
+    await pair.schedule(follower, worker, taken.epoch, hint)
 
 
 @pytest.mark.parametrize("num_branches", [1, 3])
@@ -93,13 +87,6 @@ async def test_a_worker_in_place_of_the_buddy_gets_prompt_and_output_from_it(pai
     await take(pair, follower, third, (pair.b.incarnation, num_held * SIZE))
     await pair.check_end(follower, params, prompt=PROMPT)
     await until(lambda: third.worker.fetcher.num_fetched == num_held)
-
-
-async def test_a_short_sequence_has_none(pair: WorkerPair) -> None:
-    short = await pair.run(greedy(8), prompt=PROMPT[:3], num_tokens=8)
-    await pair.check_end(short, greedy(8), prompt=PROMPT[:3])
-    assert not pair.b.worker.standby_buddy.histories.num_blocks
-    assert not pair.a.worker.standby_owner.sequences.num_sealed_blocks
 
 
 async def test_another_worker_is_the_buddy_where_the_first_has_no_room(pair: WorkerPair) -> None:

@@ -1,125 +1,137 @@
-"""How many sequences may be on their way to a worker, and what a worker does with them that drains or stops."""
+"""How many sequences may be on their way to a worker, calls at once, and what drains or stops meanwhile."""
 
 import asyncio
 
 import pytest
-from migration_workers import Move, long_params, migration_workers
+from transfer_calls_by_hand import HandCalls
+from transfer_mishaps import run_on_at
 from waiting import until
+from worker_pair import MOVED, STAYED, Follower, WorkerPair, greedy, set_pace
 
-from gpu_worker.migration.calls.transfer_calls import MigrationRequest
+from gpu_worker.migration.source import outgoing_migration
 from gpu_worker.migration.target import migration_target
-from gpu_worker.migration.target.migration_target import MigrationTarget
 from octavo.process import failpoints
-from octavo.request.errors import CannotMove, Draining, NotFound, OutOfBlocks, TooManyMoves
-from octavo.store.calls import MigrateStatus
+from octavo.request.errors import NotFound, OutOfBlocks, TooManyMoves
 
-PARAMS = long_params()
-
-
-async def test_no_more_tickets_than_allowed(move: Move, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(migration_target, "MOST_TICKETS", 0)
-    await move.begin()
-    with pytest.raises(TooManyMoves):
-        await move.prepare()
-    monkeypatch.setattr(migration_target, "MOST_TICKETS", 1)
-    await move.prepare()
-    with pytest.raises(TooManyMoves):
-        await move.prepare(number=2)
+PARAMS = greedy(600)
 
 
-async def test_a_further_round_keeps_to_that_share(monkeypatch: pytest.MonkeyPatch):
-    """The ticket has ended after it, and its blocks are free."""
-    async with migration_workers(PARAMS) as move:
-        await move.begin()
-        await move.send((await move.prepare()).wanted)
-        monkeypatch.setattr(migration_target, "IMPORT_SHARE", 7 / 64)  # a tail, and six full blocks
-        await grow(move, 16)
-        assert len(await move.extend()) == 2
-        await grow(move, 20)
-        with pytest.raises(OutOfBlocks, match="8 blocks would be on their way here, of at most 7"):
-            await move.extend()
-        await move.target.has_let_go()
-        with pytest.raises(NotFound):
-            await move.extend()
-        move.source.engine.control.grant_steps(0)
-        assert (await move.runs_to_its_end(PARAMS)).owner == "source"
+@pytest.fixture
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The source waits for the answer to Finish."""
+    monkeypatch.setattr(outgoing_migration, "STOP_S", 20.0)
 
 
-async def grow(move: Move, num_tokens: int) -> None:
+async def grow(pair: WorkerPair, follower: Follower, num_tokens: int) -> None:
     """Lets the source run until so many tokens are journalled, and no further."""
-    move.source.engine.control.grant_steps(num_tokens - min((await move.record()).num_tokens))
 
-    async def has_journalled() -> bool:
-        return min((await move.record()).num_tokens) >= num_tokens
+    async def num_journalled() -> int:
+        return min((await pair.record(follower.seq_id)).num_tokens)
 
-    await until(has_journalled)
+    pair.a.worker.engine.control.grant_steps(num_tokens - await num_journalled())
 
+    async def has_grown() -> bool:
+        return await num_journalled() >= num_tokens
 
-async def test_a_target_without_room_says_so_and_the_ticket_stays():
-    async with migration_workers(PARAMS, num_tokens=1, num_blocks=8) as move:
-        await move.begin()
-        await move.send((await move.prepare()).wanted)
-        await grow(move, 40)
-        with pytest.raises(OutOfBlocks):
-            await move.extend()
-        assert move.target.target.num_tickets == 1
-        await move.abort()
-        await move.target.has_let_go()
+    await until(has_grown)
 
 
-@pytest.mark.parametrize("step", ["prepare", "extend", "finish"])
-async def test_a_worker_that_drains_takes_nothing(step: str, move: Move):
-    await move.begin()
-    if step != "prepare":
-        await move.send((await move.prepare()).wanted)
-    ends = await move.freeze()
-    move.target.watch.draining = True
-    with pytest.raises(Draining):
-        await {"prepare": move.prepare, "extend": move.extend, "finish": lambda: move.finish(ends)}[step]()
-    await move.target.has_let_go()
-    assert await move.abort_in_store() is MigrateStatus.ABORTED
-    assert (await move.runs_to_its_end(PARAMS)).owner == "source"
+async def test_no_more_tickets_and_blocks_than_allowed(pair: WorkerPair, monkeypatch: pytest.MonkeyPatch):
+    small = await pair.add("small", num_blocks=24)
+    await asyncio.wrap_future(pair.a.worker.engine.control.pause())
+    follower = await pair.run(PARAMS, num_tokens=0)
+    await grow(pair, follower, 1)
+    calls = HandCalls(pair, follower, small)
+    await calls.begin()
+    monkeypatch.setattr(migration_target, "MOST_TICKETS", 0)
+    with pytest.raises(TooManyMoves):
+        await calls.prepare()
+    monkeypatch.setattr(migration_target, "MOST_TICKETS", 1)
+    ticket = (await calls.prepare()).ticket
+    with pytest.raises(TooManyMoves):
+        await calls.prepare(number=2)
+    await grow(pair, follower, 14)
+    with pytest.raises(OutOfBlocks, match="14 blocks would be on their way here, of at most 12"):
+        await calls.extend(ticket)
+    await small.has_no_pins()
+    with pytest.raises(NotFound):
+        await calls.extend(ticket)
+    monkeypatch.setattr(migration_target, "IMPORT_SHARE", 1.0)
+    await calls.begin(2)
+    ticket = (await calls.prepare()).ticket
+    await grow(pair, follower, 80)
+    with pytest.raises(OutOfBlocks):
+        await calls.extend(ticket)
+    assert small.worker.target.num_tickets == 1, "it may ask for fewer"
+    await calls.abort(ticket)
+    await small.has_no_pins()
 
 
-async def test_a_worker_that_stops_admits_what_it_has_become_the_owner_of(move: Move):
-    failpoints.arm("target.admit", "delay:0.3")
-    ends = await move.until_finish()
-    armed = failpoints.arm("target.committed", "delay:0.3")
-    finishing = asyncio.create_task(move.finish(ends))
+async def test_a_worker_that_drains_takes_nothing(pair: WorkerPair):
+    follower = await pair.run(PARAMS)
+    set_pace(pair.a, slow=True)
+
+    async def drain() -> None:
+        pair.b.worker.watch.draining = True
+
+    for place in ("source.begun", "source.sent", "source.finishing"):
+        run_on_at("source.prepared", pair.a.runner, 5)
+        failpoints.arm(place, drain)
+        last = await pair.a.migrate(follower.seq_id, target=pair.b.incarnation)
+        assert (last.outcome, last.failure.reason) == (STAYED, "DRAINING"), place
+        await pair.b.has_no_pins()
+        failpoints.disarm_all()
+        pair.b.worker.watch.draining = False
+    await pair.check_owner(follower, PARAMS, moved=False)
+
+
+@pytest.mark.usefixtures("_patient")
+@pytest.mark.parametrize("place", ["target.finish", "target.verified", "target.commit", "target.admitted"])
+async def test_abort_and_finish_at_once_have_one_result(place: str, pair: WorkerPair, monkeypatch: pytest.MonkeyPatch):
+    follower = await pair.run(PARAMS)
+    armed = failpoints.arm(place, "hang")
+    moving = asyncio.create_task(pair.a.migrate(follower.seq_id))
     await armed.reached.wait()
-    await move.target.target.close()
-    assert (await finishing).epoch == 2
-    move.drop()
-    assert (await move.runs_to_its_end(PARAMS)).owner == "target"
+    [(ticket, incoming)] = pair.b.worker.target._migrations.items()
+    calls = HandCalls(pair, follower)
+    aborting = asyncio.create_task(calls.abort(ticket))
+    if place == "target.admitted":
+        await asyncio.sleep(0.05)  # the ticket ends by itself there, and whichever comes first is right
+    else:
+        await until(lambda: incoming.is_ending)  # the abort has come
+    failpoints.disarm_all()
+    await asyncio.gather(aborting, return_exceptions=True)
+    moved = place in ("target.commit", "target.admitted")
+    assert (await moving).outcome == (MOVED if moved else STAYED)
+    if moved:
+        assert (await calls.finish(ticket)).epoch == 2, "results are remembered"
+        with monkeypatch.context() as patch:
+            patch.setattr(pair.b.worker.target, "_finished", {})
+            with pytest.raises(NotFound):
+                await calls.finish(ticket)
+    await pair.check_owner(follower, PARAMS, moved=moved)
 
 
-async def test_a_worker_that_stops_does_not_wait_for_ever(move: Move, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.usefixtures("_patient")
+async def test_a_worker_that_stops_admits_what_it_has_become_the_owner_of(pair: WorkerPair):
+    follower = await pair.run(PARAMS)
+    failpoints.arm("target.admit", "delay:0.3")
+    armed = failpoints.arm("target.committed", "delay:0.3")
+    moving = asyncio.create_task(pair.a.migrate(follower.seq_id))
+    await armed.reached.wait()
+    await pair.b.worker.target.close()
+    last = await moving
+    assert (last.outcome, last.epoch) == (MOVED, 2)
+    await pair.check_owner(follower, PARAMS, moved=True)
+
+
+async def test_a_worker_that_stops_does_not_wait_for_ever(pair: WorkerPair, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(migration_target, "CLOSE_S", 0.2)
     armed = failpoints.arm("target.commit", "hang")
-    ends = await move.until_finish()
-    finishing = asyncio.create_task(move.finish(ends))
+    follower = await pair.run(PARAMS)
+    moving = asyncio.create_task(pair.a.migrate(follower.seq_id))
     await armed.reached.wait()
     async with asyncio.timeout(10):
-        await move.target.target.close()
-    await asyncio.gather(finishing, return_exceptions=True)
-    assert not move.target.target.num_tickets
-
-
-async def test_without_memory_for_blocks_no_blocks_are_taken(move: Move):
-    to = move.target
-    none = MigrationTarget(move.store, to.incarnation, to.blocks, to.admissions.admit, to.watch, None, None)
-    info = move.source.runner.info
-    request = MigrationRequest(move.seq_id, 1, 1, move.source.incarnation, info.fingerprint, info.layout)
-    with pytest.raises(CannotMove, match="only their tokens") as raised:
-        await none.prepare(request)
-    assert raised.value.cause == "runner"
-    await none.close()
-
-
-async def test_results_are_remembered_for_a_while_only(move: Move, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(migration_target, "MOST_REMEMBERED", 0)
-    ends = await move.until_finish()
-    assert (await move.finish(ends)).epoch == 2
-    await move.target.has_let_go()
-    with pytest.raises(NotFound):
-        await move.finish(ends)
+        await pair.b.worker.target.close()
+    assert not pair.b.worker.target.num_tickets
+    assert (await moving).outcome == STAYED

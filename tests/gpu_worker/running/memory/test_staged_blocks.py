@@ -11,7 +11,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from late_copier import CopyFailed, LateCopier, check_buffers, late_blocks, num_usable
-from migration_peers import PATIENCE_S, SECRET, Target, name_of, wait_until
+from migration_peers import PATIENCE_S, SECRET, Target, name_of
+from waiting import wait_until
 
 from gpu_worker.migration.blocks.block_sender import BlockSender
 from gpu_worker.migration.blocks.frame_socket import STALL_S, TICK_S

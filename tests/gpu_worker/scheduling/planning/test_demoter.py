@@ -12,17 +12,11 @@ def prompt(number: int, length: int = 33) -> list[int]:
     return [number, *(1 + index % 90 for index in range(length - 1))]
 
 
-def bench_with_a_demoted_prompt(**options) -> Bench:
-    """Prompt 1 was computed, demoted and evicted."""
-    bench = Bench(runner=SMALL, **options)
-    for number in (1, 2, 3, 4):
+def test_an_evicted_prefix_comes_back_by_a_copy_and_changes_no_output() -> None:
+    bench = Bench(runner=SMALL)
+    for number in (1, 2, 3, 4):  # the first is demoted and evicted
         bench.admit(f"s{number}", prompt(number))
         bench.finish()
-    return bench
-
-
-def test_an_evicted_prefix_comes_back_by_a_copy_and_changes_no_output() -> None:
-    bench = bench_with_a_demoted_prompt()
     again = bench.admit("again", prompt(1))
     plan, _ = bench.step()
     assert len(plan.input.swap_in) == 8 and not plan.chunks, "no step waits for the copies"
@@ -47,25 +41,14 @@ def test_blocks_are_computed_where_the_tier_is_off_or_copies_are_slower(options:
     assert bench.tokens["s14.0"] == bench.tokens["s10.0"]
 
 
-def test_a_step_demotes_no_more_than_it_takes() -> None:
+@pytest.mark.parametrize("busy", [False, True])
+def test_a_step_demotes_no_more_than_it_takes_and_nothing_while_copies_are_under_way(busy: bool) -> None:
     bench = Bench(runner={"num_blocks": 64, "num_host_blocks": 64})
-    for number in range(1, 8):
+    run = bench.runner.run
+    bench.runner.run = lambda step: replace(run(step), is_copying=busy)
+    for number in range(1, 12):
         bench.admit(f"s{number}", prompt(number, 28))
         while bench.scheduler.has_work:
             plan, _ = bench.step()
             assert len(plan.input.demotions) <= -(-plan.num_tokens // 4)
-    assert bench.workload.tables.tier.num_demoted > 0
-
-
-def test_nothing_is_demoted_while_copies_are_under_way() -> None:
-    bench = Bench(runner={"num_blocks": 64, "num_host_blocks": 64})
-    run, busy = bench.runner.run, True
-    bench.runner.run = lambda step: replace(run(step), is_copying=busy)
-    for number in range(1, 12):
-        bench.admit(f"s{number}", prompt(number, 28))
-        bench.finish()
-    assert bench.workload.tables.tier.num_demoted == 0, "blocks were dropped"
-    busy = False
-    bench.admit("last", prompt(12, 28))
-    bench.finish()
-    assert bench.workload.tables.tier.num_demoted > 0
+    assert (bench.workload.tables.tier.num_demoted > 0) != busy

@@ -53,11 +53,7 @@ def test_unchunked_prompts_run_whole_and_never_beside_decodes() -> None:
     prefilled = {}
     while bench.scheduler.has_work:
         plan, _ = bench.step()
-        fresh = {
-            chunk.branch.sequence.seq_id: chunk.length
-            for chunk in plan.chunks
-            if chunk not in plan.chunks[: plan.num_decodes]
-        }
+        fresh = {chunk.branch.sequence.seq_id: chunk.length for chunk in plan.chunks[plan.num_decodes :]}
         assert not (fresh and plan.num_decodes)
         prefilled.update(fresh)
     assert prefilled == sizes
@@ -72,33 +68,16 @@ def names_in(bench: Bench) -> set[str]:
     return {chunk.branch.sequence.seq_id for chunk in plan.chunks}
 
 
-def test_a_suspect_on_trial_has_the_steps_to_itself() -> None:
-    bench = Bench()
-    long = replace(GREEDY, max_tokens=40)
-    for name in "abc":
-        bench.admit(name, params=long)
-    suspect = bench.admit("x", params=long, suspect=True)
-    assert [names_in(bench) for _ in range(3)] == [{"a", "b", "c"}] * 3, "before its trial it does not run"
-    assert bench.scheduler.reserve_steps(suspect)
-    bench.admit("d", params=long)
-    assert [names_in(bench) for _ in range(3)] == [set()] * 3, "nobody runs while it is announced"
-    assert bench.scheduler.begin_trial(suspect)
-    assert [names_in(bench) for _ in range(20)] == [{"x"}] * 20
-    bench.scheduler.end_trial(suspect)
-    assert names_in(bench) == {"a", "b", "c", "d", "x"}, "it has proved itself, and shares steps"
-    bench.finish()
-    assert set(bench.finishes.values()) == {FinishReason.LENGTH}
-
-
 @pytest.mark.parametrize("how", ["ends", "is cancelled", "is dropped", "was never begun"])
-def test_others_pause_until_the_end_of_the_trial_is_told(how: str) -> None:
+def test_a_suspect_runs_alone_and_others_pause_until_the_end_of_the_trial_is_told(how: str) -> None:
     """The store may hold the suspect for running until it has heard of its end."""
     bench = Bench()
     for name in "ab":
         bench.admit(name, params=replace(GREEDY, max_tokens=40))
     suspect = bench.admit("x", params=replace(GREEDY, max_tokens=2), suspect=True)
-    bench.step()
+    assert names_in(bench) == {"a", "b"}, "before its trial it does not run"
     bench.scheduler.reserve_steps(suspect)
+    assert names_in(bench) == set(), "nobody runs while it is announced"
     if how == "is cancelled" or how == "is dropped":
         bench.step()
         (bench.cancel if how == "is cancelled" else bench.drop)("x")

@@ -74,8 +74,8 @@ class RankRules:
             assert later <= spared, "a sequence stands still while one of a higher rank has blocks"
 
 
-@pytest.mark.parametrize("policy", ["fcfs", "priority"])
 @given(
+    policy=st.sampled_from(["fcfs", "priority"]),
     requests=st.lists(
         st.tuples(st.integers(1, 4), st.integers(1, 20), st.integers(1, 40), st.integers(0, 12)),
         min_size=4,

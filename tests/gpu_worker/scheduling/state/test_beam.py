@@ -10,16 +10,8 @@ from octavo.store.calls import PROOF_TOKENS
 
 
 def search(**rules) -> BeamSearch:
-    rules = {
-        "width": 2,
-        "num_best": 2,
-        "length_penalty": 1.0,
-        "max_tokens": 5,
-        "min_tokens": 0,
-        "stops": frozenset({9}),
-        **rules,
-    }
-    return BeamSearch(**rules)
+    usual = {"width": 2, "num_best": 2, "length_penalty": 1.0, "max_tokens": 5, "min_tokens": 0}
+    return BeamSearch(**{**usual, "stops": frozenset({9}), **rules})
 
 
 @given(
