@@ -1,7 +1,7 @@
 """A scheduler and what it is made of, put together as a worker does it."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from gpu_worker.blocks.cost_model import CostModel
 from gpu_worker.drafting.draft_model import DraftModel
@@ -16,6 +16,7 @@ from gpu_worker.scheduling.state.step import StepItems
 from gpu_worker.scheduling.state.workload import Workload
 from gpu_worker.steps.runner import Runner, RunnerInfo
 from octavo.request.ids import SequenceId
+from octavo.request.step_item import StepItem
 
 
 class SchedulerParts:
@@ -40,6 +41,14 @@ class SchedulerParts:
 
     def sequence(self, name: str) -> Sequence:
         return self.workload.sequences[SequenceId(name)]
+
+    def run_all(self, runner: Runner, *sequences: Sequence) -> Iterator[StepItem]:
+        """Admits the sequences, and yields what each step brings until all have ended."""
+        for sequence in sequences:
+            assert self.scheduler.admit(sequence).admitted
+        while self.scheduler.has_work:
+            plan = self.scheduler.plan()
+            yield from self.scheduler.commit(plan, runner.run(plan.input)).items
 
     def engine(self, runner: Runner, on_items: Callable[[StepItems], None], **options: object) -> Engine:
         """An engine that drives the scheduler; it has not started."""

@@ -1,16 +1,11 @@
 """The Worker service over real gRPC in this process, and calls of it."""
 
 import asyncio
-from collections.abc import Callable
 
 import grpc
 import pytest
-from scheduler_parts import SchedulerParts
-from served_worker import admissions_of
+from served_worker import ServedParts
 
-from gpu_worker.engine.worker_watch import WorkerWatch
-from gpu_worker.journal.journal_writer import JournalWriter
-from gpu_worker.journal.step_publisher import StepPublisher
 from gpu_worker.scheduling.state.scheduler_config import SchedulerConfig
 from gpu_worker.serving.calls.kept_prefixes import KeptPrefixes
 from gpu_worker.serving.calls.vector_calls import VectorCalls
@@ -28,34 +23,21 @@ from octavo.wire.public import sampling_to_wire
 ADMITTED = worker_pb2.ADMISSION_OUTCOME_ADMITTED
 
 
-class Service:
+class Service(ServedParts):
     """A worker without store and lease, and a stub to call it."""
 
     def __init__(self) -> None:
-        self.runner = FakeRunner(block_size=4, num_blocks=4096, num_host_blocks=16, context_tokens=4096)
-        config = SchedulerConfig(max_batch_tokens=64, max_batch_sequences=16)
-        parts = SchedulerParts(config, self.runner.info)
-        self.publisher = StepPublisher()
-        self.journal_writer = JournalWriter(None, Incarnation("w"), self.publisher, parts.port, parts.control)
-        self.admissions = admissions_of(parts, self.publisher)
-        self.watch = WorkerWatch(parts.port, parts.scheduler, parts.workload, parts.times)
-        self.engine = parts.engine(
-            self.runner, self.journal_writer.submit_soon, on_progress=[self.watch.refresh], idle_round_s=0.02
-        )
+        runner = FakeRunner(block_size=4, num_blocks=4096, num_host_blocks=16, context_tokens=4096)
+        super().__init__(runner, SchedulerConfig(max_batch_tokens=64, max_batch_sequences=16), idle_round_s=0.02)
+        parts, info = self.parts, self.runner.info
+        vectors = VectorCalls(parts.port, info)
+        kept = KeptPrefixes(parts.port, parts.workload.tables.cache, info.num_blocks)
         self.served = ServedWorker(
-            self.engine,
-            parts.workload,
-            parts.budget,
-            self.admissions,
-            self.publisher,
-            self.watch,
-            VectorCalls(parts.port, self.runner.info),
-            KeptPrefixes(parts.port, parts.workload.tables.cache, self.runner.info.num_blocks),
+            *(self.engine, parts.workload, parts.budget, self.admissions, self.publisher, self.watch, vectors, kept)
         )
         self.service = WorkerService("w", Incarnation("me"))
 
     async def start(self) -> None:
-        self.task = asyncio.create_task(self.journal_writer.run())
         self.server = make_server(internal=True)
         worker_pb2_grpc.add_WorkerServicer_to_server(self.service, self.server)
         port = self.server.add_insecure_port("127.0.0.1:0")
@@ -63,25 +45,24 @@ class Service:
         self.endpoint = f"127.0.0.1:{port}"
         self.channel = open_channel(self.endpoint, internal=True)
         self.stub = worker_pb2_grpc.WorkerStub(self.channel)
-        self.engine.start()
+        await super().start()
 
     async def stop(self) -> None:
         await self.channel.close()
         await self.server.stop(0)
-        await asyncio.to_thread(self.engine.stop)
-        self.task.cancel()
+        await super().stop()
 
     async def schedule(self, *admissions: worker_pb2.Admission, router_id: str = "") -> list[int]:
         request = worker_pb2.ScheduleRequest(router_id=router_id, admissions=admissions)
         return [result.outcome for result in (await self.stub.Schedule(request)).results]
 
+    async def swap(self, *items: tuple[int, int]) -> list[worker_pb2.SwapResult]:
+        """Sequences, by number, and operations."""
+        swaps = [worker_pb2.SwapItem(seq_id=f"{n:032x}", epoch=1, operation=operation) for n, operation in items]
+        return list((await self.stub.Swap(worker_pb2.SwapRequest(items=swaps))).results)
+
     def step(self) -> "StepCall":
         return StepCall(self.stub)
-
-    async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(20):
-            while not condition():  # noqa: ASYNC110
-                await asyncio.sleep(0.002)
 
 
 class StepCall:

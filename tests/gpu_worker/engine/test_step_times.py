@@ -5,6 +5,8 @@ from scheduler_parts import SchedulerParts
 from sequences import new_sequence
 
 from gpu_worker.scheduling.state.scheduler_config import SchedulerConfig
+from gpu_worker.scheduling.state.step import StepPlan
+from gpu_worker.steps.runner import StepOutput
 from gpu_worker.testing.fake_runner import FakeRunner
 from octavo.request.sampling import SamplingParams
 
@@ -25,32 +27,16 @@ class Bench(SchedulerParts):
         tokens = [1 + (number + place * place) % 97 for place in range(prompt)]
         assert self.scheduler.admit(new_sequence(f"{number:032x}", tokens, params)).admitted
 
+    def plan(self) -> tuple[StepPlan, StepOutput]:
+        plan = self.scheduler.plan()
+        return plan, self.runner.run(plan.input)
+
     def step(self, fixed_s: float = 0.0) -> tuple[int, int]:
         """How many tokens of decodes and of prompts it had."""
-        plan = self.scheduler.plan()
-        sizes = plan.num_decodes, plan.num_tokens - plan.num_decodes
-        output = self.runner.run(plan.input)
+        plan, output = self.plan()
         self.times.observe_costs(plan, output, fixed_s + plan.num_tokens / TOKENS_PER_S)
         self.scheduler.commit(plan, output)
-        return sizes
-
-
-@pytest.mark.parametrize("decodes", [0, 40, 60])
-def test_a_budget_that_disturbed_steps_made_small_comes_back(decodes: int) -> None:
-    bench = Bench()
-    for number in range(decodes):
-        bench.admit(number, 5)
-    for _ in range(3 if decodes else 0):
-        bench.step()
-    bench.admit(1000, 15_000)
-    for _ in range(5):
-        assert bench.step(fixed_s=60.0)[0] == decodes
-    assert bench.budget.tokens == BLOCK
-    assert bench.step() == (decodes, BLOCK)
-    assert bench.budget.tokens == 2 * BLOCK
-    for _ in range(12):
-        assert bench.step()[0] == decodes
-    assert bench.budget.tokens == pytest.approx(0.25 * TOKENS_PER_S, abs=BLOCK)
+        return plan.num_decodes, plan.num_tokens - plan.num_decodes
 
 
 def test_steps_that_are_decodes_for_the_most_part_say_nothing_of_the_speed_of_prompts() -> None:
@@ -72,9 +58,8 @@ def test_steps_that_are_decodes_for_the_most_part_say_nothing_of_the_speed_of_pr
 def test_a_step_that_waited_for_copies_nobody_timed_says_nothing_of_prompts(copy_s: float, learns: bool) -> None:
     bench = Bench()
     bench.admit(1, 100)
-    plan = bench.scheduler.plan()
+    plan, output = bench.plan()
     plan.input.swap_in.append((0, 4000))
-    output = bench.runner.run(plan.input)
     output.copy_s = copy_s
     bench.times.observe_costs(plan, output, 0.6)
     assert bool(bench.times.prefill_tokens_per_s) == learns
@@ -83,9 +68,8 @@ def test_a_step_that_waited_for_copies_nobody_timed_says_nothing_of_prompts(copy
 def test_demotions_that_a_step_waited_for_count_as_copies_and_others_as_nothing() -> None:
     bench = Bench()
     bench.admit(1, 100)
-    plan = bench.scheduler.plan()
+    plan, output = bench.plan()
     plan.input.demotions += [(0, 0), (1, 1)]
-    output = bench.runner.run(plan.input)
     before = bench.costs.copy_bytes_per_s
     bench.times.observe_costs(plan, output, 0.5)
     assert bench.costs.copy_bytes_per_s == before

@@ -9,20 +9,6 @@ from octavo.request.hashing import prompt_chain
 from octavo.request.sampling import FinishReason, SamplingParams, TokenScore
 
 
-def new_log(outputs: list[list[int]], ended: tuple[int, ...] = ()) -> SequenceLog:
-    params = SamplingParams(n=len(outputs), max_tokens=99, seed=1)
-    sequence = new_sequence("s", [1], params)
-    return SequenceLog(sequence, prompt_chain([1]), outputs, ended)
-
-
-def test_a_failed_branch_gives_its_failure_to_every_reader():
-    log = new_log([[]])
-    failure = RunnerFailed("the model failed").failure()
-    log.append_item(item_of(log.sequence, 0, 0, (), finish=FinishReason.ERROR, failure=failure))
-    assert [late.failure for late in log.items_from([0])] == [failure]
-    assert log.ended
-
-
 def scored(*tokens: int) -> tuple[TokenScore, ...]:
     return tuple(TokenScore(token, -0.5 * token) for token in tokens)
 
@@ -36,6 +22,9 @@ def test_the_scores_of_a_branch_are_those_of_all_its_tokens():
     assert log.scores_of(0) == list(scored(5, 6, 7))
     log.append_item(item_of(log.sequence, 0, 3, (8,)))
     assert log.scores_of(0) == [], "not all are known"
+    failure = RunnerFailed("the model failed").failure()
+    log.append_item(item_of(log.sequence, 0, 4, (), finish=FinishReason.ERROR, failure=failure))
+    assert [late.failure for late in log.items_from([4])] == [failure] and log.ended
 
 
 def test_a_sequence_that_has_moved_brings_its_scores_for_late_readers():

@@ -101,17 +101,6 @@ def test_where_branches_compete_a_late_follower_learns_the_score_at_every_token(
     assert step.items[0].chain == extend_chain(prompt_chain([1]), [7, 8, 2, 3])
 
 
-def test_counted_steps_are_reported_one_by_one_even_when_idle():
-    publisher, subscription, other = StepPublisher(), StepSubscription(num_awaited=2), StepSubscription(num_awaited=1)
-    for each in (subscription, other):
-        publisher.add_subscription(each)
-    for step_id, whose in enumerate((None, subscription, other, subscription, None), 1):
-        publisher.flush(StepItems(step_id, granted_by=whose and whose.subscription_id))
-    assert [step.step_id for step in subscription.ready] == [2, 4]
-    assert [step.step_id for step in other.ready] == [3]
-    assert subscription.num_awaited == other.num_awaited == 0
-
-
 def test_a_slow_reader_is_cut_off_alone():
     publisher = StepPublisher()
     slow, observer, fast = (reader(publisher, router) for router in ("slow", "", "fast"))
@@ -228,27 +217,24 @@ def test_steps_that_wait_for_a_router_travel_together_and_nothing_passes_what_mu
     assert not router.ready
 
 
-def waiting_sizes(messages: list[StepMessage]) -> list[int]:
-    """The items of each message that a router gets when all of these wait."""
-    router, sizes = StepSubscription(router_id="r"), []
-    for message in messages:
-        router.queue_message(message)
-    while router.ready:
-        sizes.append(len(router.next_message().items))
-    return sizes
-
-
 def test_a_joined_message_has_a_limit():
-    def message(size: int, number: int) -> StepMessage:
-        return StepMessage(1, [StepItem(SequenceId(f"{number}-{at}"), 1, 0, 0, [1], 1) for at in range(size)])
+    def sizes(messages: list[StepMessage]) -> list[int]:
+        """The items of each message that a router gets when all of these wait."""
+        router = StepSubscription(router_id="r")
+        for each in messages:
+            router.queue_message(each)
+        return [len(router.next_message().items) for _ in iter(lambda: bool(router.ready), False)]
+
+    def message(size: int, number: int, **fields: object) -> StepMessage:
+        ids = [SequenceId(f"{number}-{at}") for at in range(size)]
+        return StepMessage(1, [StepItem(seq_id, 1, 0, 0, [1], 1, **fields) for seq_id in ids])
 
     quarter = MAX_JOINED_ITEMS // 4
-    assert waiting_sizes([message(quarter, number) for number in range(9)]) == [4 * quarter, 4 * quarter, quarter]
+    assert sizes([message(quarter, number) for number in range(9)]) == [4 * quarter, 4 * quarter, quarter]
     small = [message(1, number) for number in range(MAX_JOINED_MESSAGES + 3)]
-    assert waiting_sizes(small) == [MAX_JOINED_MESSAGES, 3]
-    scored = message(1, 0)
-    scored.items[0].prompt_scores = [TokenScore(1, -1.0)]
-    assert waiting_sizes([message(1, 1), scored, message(1, 2), message(1, 3)]) == [1, 1, 2]
+    assert sizes(small) == [MAX_JOINED_MESSAGES, 3]
+    scored = message(1, 0, prompt_scores=[TokenScore(1, -1.0)])
+    assert sizes([message(1, 1), scored, message(1, 2), message(1, 3)]) == [1, 1, 2]
 
 
 # Sequences that move to another worker

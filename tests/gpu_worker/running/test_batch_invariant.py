@@ -18,15 +18,9 @@ def scores(sequences, **config):
     """Tokens and log probabilities of each, as bits, through the scheduler."""
     tiny = tiny_llama(Form(vocab=128, hidden=48), choose_ops(CPU), num_blocks=120)
     _expect_invariant(choose_ops(CPU), tiny.decoder, tiny.arena)
-    config = SchedulerConfig(**{"max_batch_sequences": 16, **config})
-    scheduler = SchedulerParts(config, tiny.runner.info).scheduler
-    for sequence in sequences:
-        assert scheduler.admit(sequence).admitted
-    found = {}
-    while scheduler.has_work:
-        plan = scheduler.plan()
-        for item in scheduler.commit(plan, tiny.runner.run(plan.input)).items:
-            found.setdefault(item.seq_id, []).extend((s.token_id, s.logprob, s.top) for s in item.scores)
+    parts, found = SchedulerParts(SchedulerConfig(**{"max_batch_sequences": 16, **config}), tiny.runner.info), {}
+    for item in parts.run_all(tiny.runner, *sequences):
+        found.setdefault(item.seq_id, []).extend((s.token_id, s.logprob, s.top) for s in item.scores)
     return found
 
 

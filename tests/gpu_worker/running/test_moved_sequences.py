@@ -4,27 +4,25 @@ from dataclasses import replace
 
 import pytest
 import torch
-from effort import diagonal
+from effort import diagonal, some
 from instruction_sets import OPS
 from migration_benches import KINDS, MigrationBench, move
 from tiny_llama import CPU, PROMPTS, Form, tiny_llama
 
 from gpu_worker.ops import choose_ops
-from octavo.request.sampling import SamplingParams
 
 torch.set_num_threads(1)
-FORM = Form()
-LONG = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
+FORM = Form(block_size=16)
 
 
-def new_bench(form: Form = FORM) -> MigrationBench:
-    return MigrationBench(runner=tiny_llama(form, choose_ops(CPU)).runner, max_batch_tokens=64)
+def new_bench() -> MigrationBench:
+    return MigrationBench(runner=tiny_llama(FORM, choose_ops(CPU)).runner, max_batch_tokens=64)
 
 
 def moved_often(kind: str, every: int) -> tuple[MigrationBench, MigrationBench]:
     """A bench on which a sequence ran, and one where it has ended that moved between two after every so many steps."""
     params = replace(KINDS[kind], max_tokens=50, logprobs=1)
-    whole, source, target = (new_bench(replace(FORM, block_size=16)) for _ in range(3))
+    whole, source, target = (new_bench() for _ in range(3))
     for bench in (whole, source):
         bench.admit("a", PROMPTS[3], params)
     whole.finish()
@@ -46,24 +44,10 @@ def moved_often(kind: str, every: int) -> tuple[MigrationBench, MigrationBench]:
 
 
 @pytest.mark.usefixtures("on_ops")
-@pytest.mark.parametrize("every", [3, 5, 7])
+@pytest.mark.parametrize("every", some([3, 5, 7], [3, 7]))
 @pytest.mark.parametrize(("kind", "on_ops"), diagonal(["greedy", "seeded", "penalties", "n"], OPS), indirect=["on_ops"])
 def test_the_scores_of_one_that_moves_often_are_the_same_bit_for_bit(kind: str, every: int) -> None:
     """With the reference ops, whose sums for a piece of a prompt differ, it fails if the tails are computed again."""
     whole, moved = moved_often(kind, every)
     assert moved.tokens == whole.tokens
     assert moved.scores == whole.scores
-
-
-def test_a_block_that_is_another_changes_the_tokens() -> None:
-    """So the blocks that arrive are what the next tokens are made of."""
-    whole, source, target = new_bench(), new_bench(), new_bench()
-    for bench in (whole, source):
-        bench.admit("a", PROMPTS[3], LONG)
-    whole.finish()
-    source.run_steps(7)
-    for layer in source.runner.layers:
-        layer[source.sequence("a").branches[0].blocks[1]] *= -1
-    move(source, target, "a")
-    target.finish()
-    assert source.tokens["a.0"] + target.tokens["a.0"] != whole.tokens["a.0"]

@@ -57,23 +57,17 @@ def test_blocks_get_what_weights_the_worst_step_and_graphs_leave_of_the_share():
     assert block_bytes(1.0, captured=0) - block_bytes(1.0, captured=5 * GIB) == 5 * GIB
 
 
-def test_a_share_that_leaves_nothing_is_refused_with_the_numbers():
-    with pytest.raises(InvalidArgument, match=r"gpu_memory_utilization: 0\.3 of 80\.00 GiB leaves nothing .* 20\.00 "):
-        block_bytes(0.3)
-
-
-def test_a_step_that_does_not_fit_names_its_settings():
+def test_what_does_not_fit_names_its_settings():
     def too_large() -> int:
         raise torch.OutOfMemoryError("no")
 
+    with pytest.raises(InvalidArgument, match=r"gpu_memory_utilization: 0\.3 of 80\.00 GiB leaves nothing .* 20\.00 "):
+        block_bytes(0.3)
     with pytest.raises(InvalidArgument, match=r"max_batch_tokens: .* --max-batch-sequences"):
         gpu_block_bytes(StandInMemory(), 0.9, [too_large], lambda: 0)
-
-
-@pytest.mark.parametrize(("available", "blocks", "pool"), [(100, 1, 4), (20, 1, 2), (2, 0.5, 0.2), (0, 0, 0)])
-def test_shares_of_the_host_s_memory(available, blocks, pool):
-    assert cpu_block_bytes(available * GIB) == int(blocks * GIB)
-    assert host_pool_bytes(available * GIB) == int(pool * GIB)
+    for available, blocks, pool in [(100, 1, 4), (20, 1, 2), (2, 0.5, 0.2), (0, 0, 0)]:
+        assert cpu_block_bytes(available * GIB) == int(blocks * GIB)
+        assert host_pool_bytes(available * GIB) == int(pool * GIB)
 
 
 def test_what_torch_and_the_driver_say_is_put_together(monkeypatch):
@@ -118,25 +112,18 @@ def sizes(step: StepInput) -> tuple[int, int, int, int]:
     return len(step.tokens), len(step.sample_tokens), scored, sum(step.ends)
 
 
-def test_a_budget_that_is_longer_than_the_context_is_spent_on_several_prompts():
-    for step in worst_steps(200, 8, CONTEXT, BLOCK, VOCAB)[:2]:
-        assert sizes(step)[:3] == (200, 8, 200 - 8)
-    assert sizes(worst_steps(200, 8, CONTEXT, BLOCK, VOCAB)[2]) == (8, 8, 0, 8 * CONTEXT)
-
-
-@pytest.mark.parametrize(
-    ("budget", "most", "context", "even", "uneven"),
-    [
+def test_how_a_budget_is_spent():
+    for budget, most, context, even, uneven in [
         (10, 3, 100, [4, 3, 3], [8, 1, 1]),
         (10, 3, 5, [4, 3, 3], [5, 4, 1]),
         (10, 1, 100, [10], [10]),
         (100, 3, 5, [5, 5, 5], [5, 5, 5]),
         (3, 3, 5, [1, 1, 1], [1, 1, 1]),
-    ],
-)
-def test_how_a_budget_is_spent(budget, most, context, even, uneven):
-    assert spread(budget, most, context) == even
-    assert pile_up(budget, most, context) == uneven
+    ]:
+        assert (spread(budget, most, context), pile_up(budget, most, context)) == (even, uneven)
+    *full, decodes = worst_steps(200, 8, CONTEXT, BLOCK, VOCAB)
+    assert [sizes(step)[:3] for step in full] == [(200, 8, 200 - 8)] * 2
+    assert sizes(decodes) == (8, 8, 0, 8 * CONTEXT)
 
 
 def test_no_step_of_the_scheduler_is_larger():

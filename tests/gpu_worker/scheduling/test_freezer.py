@@ -7,7 +7,7 @@ from migration_benches import MigrationBench, sampled
 from scheduler_bench import FAILURE, GREEDY
 
 from octavo.request.errors import CannotMove, NotFound, StaleEpoch
-from octavo.request.sampling import FinishReason, SamplingParams
+from octavo.request.sampling import SamplingParams
 
 LONG = replace(GREEDY, max_tokens=30)
 
@@ -45,49 +45,6 @@ def test_a_frozen_sequence_does_not_run_and_goes_on_with_the_same_tokens() -> No
     for each in (bench, whole):
         each.finish()
     assert bench.tokens == whole.tokens and bench.totals == whole.totals
-
-
-@pytest.mark.parametrize("how", ["cancel", "deadline", "drop", "newer epoch", "end of branch"])
-def test_a_frozen_sequence_can_end(how: str) -> None:
-    bench = MigrationBench()
-    sequence = bench.admit("a", 12, LONG, deadline_in_ms=5000)
-    bench.run_steps(2)
-    freeze(bench, "a")
-    if how == "cancel":
-        assert bench.cancel("a")
-    elif how == "deadline":
-        bench.now += 6
-        assert bench.scheduler.has_work
-    elif how == "drop":
-        bench.drop("a")
-    elif how == "newer epoch":
-        bench.admit("a", 12, LONG, epoch=2)
-    else:
-        assert bench.scheduler.end_branch(sequence, 0)
-    bench.scheduler.check_state()
-    bench.finish()
-    ends = {"cancel": FinishReason.CANCELLED, "deadline": FinishReason.DEADLINE, "newer epoch": FinishReason.LENGTH}
-    assert bench.finishes.get("a.0") == ends.get(how)
-    assert not bench.workload.frozen and not bench.load().num_used_blocks
-
-
-def test_nobody_takes_its_blocks() -> None:
-    """Who needs them waits, also one of a lower rank, and goes on when it has gone."""
-    bench = MigrationBench(sizes={"num_blocks": 8}, min_preempt_interval_s=0.0)
-    bench.admit("a", 12, replace(GREEDY, max_tokens=16))
-    bench.admit("b", 12, LONG)
-    bench.run_steps(2)
-    freeze(bench, "b")
-    blocks = bench.sequence("b").branches[0].blocks[:]
-    while not bench.step()[0].input.empty:
-        assert "a.0" not in bench.finishes
-    bench.run_steps(3)
-    load = bench.load()
-    assert bench.sequence("b").branches[0].blocks == blocks
-    assert not load.num_preempted_recompute and not load.num_preempted_swap, "nor does it lose its own for nothing"
-    bench.drop("b")
-    bench.finish()
-    assert len(bench.tokens["a.0"]) == 16
 
 
 def begin(bench: MigrationBench, how: str) -> None:

@@ -1,6 +1,7 @@
 """Blocks of an arena by way of a staging area: the bytes that they have where they lie, in every type."""
 
 from contextlib import contextmanager
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -109,58 +110,22 @@ def test_a_step_is_noted_also_if_it_fails(monkeypatch: pytest.MonkeyPatch) -> No
     assert len(noted) == num_steps + 1
 
 
-GPU = torch.device("cuda", 0)
+@pytest.mark.parametrize("device", ["cuda:0", "cpu"])
+def test_copies_wait_for_what_was_queued_before_the_last_note(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As far as a GPU is told so. On a CPU nothing waits."""
+    cuda, on_gpu = MagicMock(), device != "cpu"
+    for name in ("device", "stream", "Event", "Stream"):
+        monkeypatch.setattr(torch.cuda, name, getattr(cuda, name))
 
+    def told() -> list[str]:
+        return [str(call).rpartition("(")[0].removeprefix("call.") for call in cuda.mock_calls if "__" not in str(call)]
 
-@pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What a GPU is told, in order."""
-    calls: list[str] = []
-
-    class Event:
-        def record(self) -> None:
-            calls.append("record")
-
-    class Stream:
-        def __init__(self, device: torch.device) -> None:
-            assert device == GPU
-
-        def wait_event(self, event: Event) -> None:
-            assert isinstance(event, Event)
-            calls.append("wait for the event")
-
-        def synchronize(self) -> None:
-            calls.append("wait for the stream")
-
-    @contextmanager
-    def current(what: object):
-        calls.append(f"enter {'device' if what == GPU else type(what).__name__}")
-        yield
-        calls.append("leave")
-
-    for name, value in {"Event": Event, "Stream": Stream, "device": current, "stream": current}.items():
-        monkeypatch.setattr(torch.cuda, name, value)
-    return calls
-
-
-def test_copies_wait_for_what_was_queued_before_the_last_note(told: list[str]) -> None:
-    mark = StepMark(GPU)
-    assert told == ["enter device", "record", "leave"], "the making of the memory counts as a step"
-    told.clear()
+    mark = StepMark(torch.device(device))
+    assert ("Event().record" in told()) == on_gpu, "the making of the memory counts as a step"
+    cuda.reset_mock()
     mark.note_steps()
     with mark.after_steps():
-        told.append("copy")
+        cuda.copy()
     mark.wait_for_copies()
-    assert told == [
-        *("record", "enter device", "enter Stream", "wait for the event", "copy", "leave", "leave"),
-        "wait for the stream",
-    ]
-
-
-def test_on_a_cpu_nothing_waits(told: list[str]) -> None:
-    mark = StepMark(torch.device("cpu"))
-    mark.note_steps()
-    with mark.after_steps():
-        pass
-    mark.wait_for_copies()
-    assert not told
+    queued = ["Event().record", "device", "stream", "Stream().wait_event"]
+    assert told() == ([*queued, "copy", "Stream().synchronize"] if on_gpu else ["copy"])

@@ -78,25 +78,20 @@ def test_late_copies_change_no_token(undisturbed, seed):
     assert ops.told and ops.late, "nothing ran beside a step"
 
 
-def test_a_step_that_does_not_wait_shows(monkeypatch):
-    monkeypatch.setattr(block_mover.BlockMover, "_settle", lambda self, used: None)
-    monkeypatch.setattr(block_mover, "MEASURE_EVERY", 10**9)
-    ops = LateOps()
-    ops.rng.choice = lambda choices: 0
-    with pytest.raises(AssertionError, match="failed: "):  # of a NaN where blocks had been given anew
-        swapped(ops)
+def new_mover(ops):
+    return block_mover.BlockMover(tiny_llama(Form(), ops, num_blocks=8, num_host_blocks=8).arena)
 
 
 def test_a_copy_that_is_over_is_forgotten():
     """Without a step that uses its blocks: of what is under way each step looks at all blocks."""
     ops = LateOps()
-    run = (
-        under_way := block_mover.BlockMover(tiny_llama(Form(), ops, num_blocks=8, num_host_blocks=8).arena)
-    ).move_blocks
-    run(StepInput(1, swap_out=[(0, 0), (1, 1)]))
+    mover = new_mover(ops)
+    mover.move_blocks(StepInput(1, swap_out=[(0, 0), (1, 1)]))
     ops.advance(1)
-    run(StepInput(2))
-    assert not under_way._pending and not ops.told
+    mover.move_blocks(StepInput(2))
+    assert not mover._pending and not ops.told
+    assert mover.move_blocks(StepInput(0, swap_out=[(0, 0)], timed=True)) > 0 and not ops.queue, "one on request waits"
+    assert mover.move_blocks(StepInput(1, swap_in=[(0, 1)], timed=True)) > 0 and not ops.queue
 
 
 def test_only_those_that_a_step_needs_are_waited_for():
@@ -121,14 +116,6 @@ def test_only_those_that_a_step_needs_are_waited_for():
         assert torch.equal(layer[5], old[0]) and torch.equal(layer[7], old[1]) and torch.equal(layer[4], old[3])
         assert layer[1].isnan().all()
     assert tiny.arena.layers[0].device == CPU
-
-
-def test_a_swap_on_request_is_waited_for_and_measured():
-    ops = LateOps()
-    tiny = tiny_llama(Form(), ops, num_blocks=8, num_host_blocks=8)
-    run = block_mover.BlockMover(tiny.arena).move_blocks
-    assert run(StepInput(0, swap_out=[(0, 0)], timed=True)) > 0 and not ops.queue
-    assert run(StepInput(1, swap_in=[(0, 1)], timed=True)) > 0 and not ops.queue
 
 
 def demoting(ops, *, host_tier):
@@ -158,8 +145,7 @@ def test_demoted_blocks_come_back_and_change_no_token(ops):
 
 def test_demotions_are_begun_and_not_waited_for():
     ops = LateOps()
-    tiny = tiny_llama(Form(), ops, num_blocks=8, num_host_blocks=8)
-    mover = block_mover.BlockMover(tiny.arena)
+    mover = new_mover(ops)
     for number in range(3 * block_mover.MEASURE_EVERY):
         step = StepInput(number, demotions=[(0, 1)])
         assert mover.move_blocks(step) == mover.demote_blocks(step) == 0
@@ -167,6 +153,6 @@ def test_demotions_are_begun_and_not_waited_for():
         ops.advance(1)
         assert not mover.is_copying()
     assert not ops.told, "no step waits, not even one that measures"
-    at_once = block_mover.BlockMover(tiny_llama(Form(), ReferenceOps(), num_blocks=8, num_host_blocks=8).arena)
+    at_once = new_mover(ReferenceOps())
     assert at_once.demote_blocks(StepInput(0, demotions=[(0, 1)])) > 0
     assert at_once.demote_blocks(StepInput(1)) == 0 and not at_once.is_copying()

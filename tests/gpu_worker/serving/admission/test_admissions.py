@@ -2,22 +2,21 @@
 
 import asyncio
 import gc
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
-from effort import draws, patience
+from effort import draws
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scheduler_parts import SchedulerParts
-from served_worker import admissions_of
+from served_worker import ServedParts
+from waiting import until
 
-from gpu_worker.journal.journal_writer import JournalWriter
-from gpu_worker.journal.step_publisher import StepPublisher
 from gpu_worker.journal.step_subscription import StepSubscription
 from gpu_worker.scheduling.state.scheduler_config import SchedulerConfig
 from gpu_worker.testing.fake_runner import FakeRunner, fake_oracle
 from octavo.request.errors import Draining
-from octavo.request.ids import Incarnation, SequenceId
+from octavo.request.ids import SequenceId
 from octavo.request.record import Admission, AdmissionOutcome
 from octavo.request.sampling import SamplingParams
 
@@ -34,22 +33,16 @@ def request(
     return Admission(**{**fields, **more})
 
 
-class World:
-    """Admissions to an engine, a journal without a store, and a stream that observes everything."""
+class World(ServedParts):
+    """Admissions to an engine, and a stream that observes everything."""
 
-    def __init__(self, max_waiting: int = 1000, step_s: float = 0.0) -> None:
-        self.runner = FakeRunner(block_size=4, num_blocks=16, num_host_blocks=4, context_tokens=128, step_s=step_s)
-        config = SchedulerConfig(max_batch_tokens=32, max_batch_sequences=8, max_waiting=max_waiting, watermark=0.0)
-        self.parts = parts = SchedulerParts(config, self.runner.info)
-        self.port, self.publisher = parts.port, StepPublisher()
-        self.journal_writer = JournalWriter(None, Incarnation("w"), self.publisher, parts.port, parts.control)
-        self.engine = parts.engine(self.runner, self.journal_writer.submit_soon)
-        self.admissions = admissions_of(parts, self.publisher)
-        self.task = asyncio.create_task(self.journal_writer.run())
+    def __init__(self, max_waiting: int = 1000) -> None:
+        runner = FakeRunner(block_size=4, num_blocks=16, num_host_blocks=4, context_tokens=128)
+        sizes = {"max_batch_tokens": 32, "max_batch_sequences": 8, "watermark": 0.0}
+        super().__init__(runner, SchedulerConfig(**sizes, max_waiting=max_waiting))
         self.observer = StepSubscription()
         self.publisher.add_subscription(self.observer)
         self.publisher.add_observer(self.observer)
-        self.engine.start()
 
     @property
     def sequences(self):
@@ -63,11 +56,6 @@ class World:
             await self.journal_writer.wait_until_flushed()
             await asyncio.sleep(0)
 
-    async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(patience(20)):
-            while not condition():  # noqa: ASYNC110
-                await asyncio.sleep(0.001)
-
     def told(self) -> dict[tuple[str, int, int], list[int]]:
         """The tokens of each branch at each epoch, as a reader has them who drops what it has already."""
         found: dict[tuple[str, int, int], list[int]] = {}
@@ -79,16 +67,19 @@ class World:
             tokens += item.token_ids[known:]
         return found
 
-    async def close(self) -> None:
-        await asyncio.to_thread(self.engine.stop)
-        self.task.cancel()
+
+@asynccontextmanager
+async def running(max_waiting: int = 1000) -> AsyncIterator[World]:
+    world = World(max_waiting)
+    await world.start()
+    yield world
+    await world.stop()
 
 
 @pytest.fixture
 async def world() -> AsyncIterator[World]:
-    made = World()
-    yield made
-    await made.close()
+    async with running() as made:
+        yield made
 
 
 async def test_a_repeated_admission_is_answered_alike_also_while_the_first_is_decided(world):
@@ -120,50 +111,39 @@ async def test_an_admission_that_fails_when_nobody_asks_any_more_is_no_error_of_
         await world.admissions.admit(request(1), "")
 
 
-async def test_a_defect_refuses_the_request_alone(monkeypatch):
-    """An error of gRPC instead of an answer would have routers ask again, many times a second."""
-    world = World()
+async def test_a_refusal_is_told_to_everybody_who_asked_and_leaves_nothing(monkeypatch):
+    """Also of a defect: an error of gRPC instead of an answer would have routers ask again, many times a second."""
 
     async def broken(*_):
         raise RuntimeError("of nobody's making")
 
-    with monkeypatch.context() as patch:
-        patch.setattr(type(world.admissions._grammars), "compiled", broken)
-        never = await world.admissions.admit(request(0), "")
-    assert (never.outcome, never.failure.reason) == (AdmissionOutcome.NEVER, "INTERNAL")
-    assert "RuntimeError" in never.failure.message and "making" not in never.failure.message
-    assert (await world.admissions.admit(request(0), "")).outcome is AdmissionOutcome.ADMITTED
-    await world.close()
+    async with running(max_waiting=1) as world:
+        with monkeypatch.context() as patch:
+            patch.setattr(type(world.admissions._grammars), "compiled", broken)
+            never = await world.admissions.admit(request(0), "")
+        assert (never.outcome, never.failure.reason) == (AdmissionOutcome.NEVER, "INTERNAL")
+        assert "RuntimeError" in never.failure.message and "making" not in never.failure.message
+        assert (await world.admissions.admit(request(0), "")).outcome is AdmissionOutcome.ADMITTED
+        answers = await asyncio.gather(*(world.admissions.admit(request(1), "") for _ in range(3)))
+        assert [answer.outcome for answer in answers] == [AdmissionOutcome.LATER] * 3
+        never = await world.admissions.admit(request(2, prompt_tokens=100), "")
+        assert (never.outcome, never.failure.reason) == (AdmissionOutcome.NEVER, "TOO_LARGE")
+        await world.settle()
+        assert set(world.publisher.logs) == set(world.sequences) == {request(0).seq_id}
 
 
-async def test_a_refusal_is_told_to_everybody_who_asked_and_leaves_nothing():
-    world = World(max_waiting=1)
-    assert (await world.admissions.admit(request(0), "")).outcome is AdmissionOutcome.ADMITTED
-    answers = await asyncio.gather(*(world.admissions.admit(request(1), "") for _ in range(3)))
-    assert [answer.outcome for answer in answers] == [AdmissionOutcome.LATER] * 3
-    never = await world.admissions.admit(request(2, prompt_tokens=100), "")
-    assert (never.outcome, never.failure.reason) == (AdmissionOutcome.NEVER, "TOO_LARGE")
-    await world.settle()
-    assert set(world.publisher.logs) == set(world.sequences) == {request(0).seq_id}
-    await world.close()
-
-
-async def test_a_newer_epoch_replaces_an_older_one_and_an_older_one_is_stale(world):
-    answers = [await world.admissions.admit(request(1, epoch), "") for epoch in (3, 2, 5)]
-    assert [answer.admitted for answer in answers] == [True, False, True]
-    assert (answers[1].outcome, answers[1].failure.reason) == (AdmissionOutcome.STALE_EPOCH, "STALE_EPOCH")
-    assert world.sequences[request(1).seq_id].epoch == world.publisher.logs[request(1).seq_id].epoch == 5
-
-
-async def test_what_concerns_a_replaced_sequence_does_not_touch_the_new_one(world):
-    await world.admissions.admit(request(1, 1), "")
+async def test_a_newer_epoch_replaces_an_older_one_and_nothing_of_that_touches_the_new_one(world):
+    await world.admissions.admit(request(1, 3), "")
     old = world.sequences[request(1).seq_id]
-    await world.admissions.admit(request(1, 2), "")
+    stale = await world.admissions.admit(request(1, 2), "")
+    assert (stale.outcome, stale.failure.reason) == (AdmissionOutcome.STALE_EPOCH, "STALE_EPOCH")
+    assert (await world.admissions.admit(request(1, 5), "")).admitted
     new = world.sequences[request(1).seq_id]
+    assert new.epoch == world.publisher.logs[new.seq_id].epoch == 5
     world.port.tell(lambda scheduler: scheduler.drop(old))
     world.port.tell(lambda scheduler: scheduler.cancel(old))
     world.port.tell(lambda scheduler: scheduler.end_branch(old, 0))
-    world.admissions.cancel([(old.seq_id, 1)])
+    world.admissions.cancel([(old.seq_id, 3)])
     await world.settle()
     assert world.sequences == {new.seq_id: new}
     world.admissions.cancel([(new.seq_id, 7)])  # a router that knows more than this worker
@@ -184,12 +164,11 @@ OPERATIONS = st.one_of(
 @pytest.mark.scaled
 @settings(max_examples=draws(30, 800))
 @given(st.lists(OPERATIONS, max_size=25), st.sampled_from([1, 2, 1000]), st.booleans())
-def test_in_any_order_the_logs_and_the_scheduler_agree(operations, max_waiting, running):
+async def test_in_any_order_the_logs_and_the_scheduler_agree(operations, max_waiting, runs):
     """Admissions of the same sequences, at the same and other epochs, given up or not, while others end."""
 
-    async def scenario() -> None:
-        world = World(max_waiting)
-        if running:
+    async def scenario(world: World) -> None:
+        if runs:
             world.engine.control.grant_steps(0)
         calls: list[asyncio.Task] = []
         for operation in operations:
@@ -213,17 +192,17 @@ def test_in_any_order_the_logs_and_the_scheduler_agree(operations, max_waiting, 
         while world.admissions._deciding:
             await asyncio.gather(*world.admissions._deciding.values(), return_exceptions=True)
         await world.settle()
-        if running:
-            await world.until(lambda: not world.sequences and not world.publisher.logs)  # a later step tells a cancel
+        if runs:
+            await until(lambda: not world.sequences and not world.publisher.logs)  # a later step tells a cancel
         else:
             cancelled = {item.seq_id for item in world.parts.workload.pending}
             logs = {seq_id: entry.sequence for seq_id, entry in world.publisher.logs.items() if seq_id not in cancelled}
             assert logs == dict(world.sequences)
         for (seq_id, _, _), tokens in world.told().items():
             assert tokens == fake_oracle([int(seq_id, 16) + 1] * 3, 6, info=world.runner.info)[: len(tokens)]
-        await world.close()
 
-    asyncio.run(scenario())
+    async with running(max_waiting) as world:
+        await scenario(world)
 
 
 async def turns(count: int) -> None:

@@ -1,10 +1,11 @@
 """The Worker service over real gRPC in one process: grants, half-closes, observers, streams that die or do not read."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 
 import grpc
 import pytest
+from waiting import until
 from worker_service import ADMITTED, Service, StepCall, admission, tokens_of
 
 from gpu_worker.journal import step_subscription
@@ -39,12 +40,8 @@ async def test_a_worker_that_still_loads_says_so_to_every_call():
         made.stub.Watch(worker_pb2.WatchRequest()).read(),
         made.step().read(),
     ):
-        with pytest.raises(grpc.aio.AioRpcError) as raised:
-            await call
-        error = statuses.error_from(raised.value)
-        assert isinstance(error, errors.Loading)
-        assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
-        assert error.retry_after_ms > 0
+        error = await refusal(call)
+        assert isinstance(error, errors.Loading) and error.retry_after_ms > 0
     made.service.serve(made.served)
     assert (await made.stub.Hello(worker_pb2.HelloRequest())).model == "fake"
     await made.stop()
@@ -70,7 +67,7 @@ async def test_pause_ends_streams_that_wait_for_steps_which_will_not_come(servic
     service.engine.control.hold_steps(True)  # as while the store is away
     waiting = await (await service.step().open("r1")).grant(100)
     end = asyncio.create_task(waiting.rest())
-    await service.until(lambda: any(stream.num_awaited == 100 for stream in service.publisher.subscriptions.values()))
+    await until(lambda: any(stream.num_awaited == 100 for stream in service.publisher.subscriptions.values()))
     assert not end.done()
     await service.step().send(pause=worker_pb2.Pause())
     assert await end == []
@@ -91,7 +88,7 @@ async def test_a_bad_command_ends_its_stream_alone(service):
     await bystander.grant(1)
     assert (await bystander.read()).step_id
     bystander.call.cancel()
-    await service.until(lambda: not service.publisher.subscriptions)
+    await until(lambda: not service.publisher.subscriptions)
 
 
 # Who is told
@@ -100,32 +97,28 @@ async def test_a_bad_command_ends_its_stream_alone(service):
 async def test_an_observer_sees_everything_and_a_router_what_it_scheduled_or_follows(service):
     observer, first, second = service.step(), await service.step().open("r1"), await service.step().open("r2")
     await observer.grant(0)
-    await service.until(lambda: len(service.publisher._routers) == 2 and len(service.publisher.subscriptions) == 3)
+    await until(lambda: len(service.publisher._routers) == 2 and len(service.publisher.subscriptions) == 3)
     await service.schedule(admission(1), router_id="r1")
     await service.schedule(admission(2, (7, 8)), router_id="r2")
-    oracle = {
-        1: fake_oracle([1, 2, 3], 8, info=service.runner.info),
-        2: fake_oracle([7, 8], 8, info=service.runner.info),
-    }
-    seen: dict[str, list[worker_pb2.StepResult]] = {"observer": [], "first": [], "second": []}
+    oracle = {n: fake_oracle(prompt, 8, info=service.runner.info) for n, prompt in ((1, [1, 2, 3]), (2, [7, 8]))}
 
-    async def read(name: str, call: StepCall, ends: int) -> None:
-        while sum(item.finish_reason > 0 for result in seen[name] for item in result.items) < ends:
-            seen[name].append(await call.read())
+    async def read(call: StepCall, ends: int) -> list[worker_pb2.StepResult]:
+        seen: list[worker_pb2.StepResult] = []
+        while sum(item.finish_reason > 0 for result in seen for item in result.items) < ends:
+            seen.append(await call.read())
+        return seen
 
-    await asyncio.gather(read("observer", observer, 2), read("first", first, 1), read("second", second, 1))
-    assert tokens_of(seen["observer"], 1) == tokens_of(seen["first"], 1) == oracle[1]
-    assert tokens_of(seen["observer"], 2, (7, 8)) == tokens_of(seen["second"], 2, (7, 8)) == oracle[2]
-    assert {item.seq_id for result in seen["first"] for item in result.items} == {f"{1:032x}"}
-    assert [item.finish_reason for item in seen["first"][-1].items] == [FinishReason.LENGTH]
+    all_of_them, of_one, of_two = await asyncio.gather(read(observer, 2), read(first, 1), read(second, 1))
+    assert tokens_of(all_of_them, 1) == tokens_of(of_one, 1) == oracle[1]
+    assert tokens_of(all_of_them, 2, (7, 8)) == tokens_of(of_two, 2, (7, 8)) == oracle[2]
+    assert {item.seq_id for result in of_one for item in result.items} == {f"{1:032x}"}
+    assert [item.finish_reason for item in of_one[-1].items] == [FinishReason.LENGTH]
 
 
 async def test_following_from_an_index_gives_the_rest_and_unfollowing_ends_it(service):
     await service.schedule(admission(max_tokens=12))
     await (await service.step().open("r0")).grant(5)
-    await service.until(
-        lambda: service.publisher.logs and len(service.publisher.logs[f"{1:032x}"].branches[0].tokens) == 5
-    )
+    await until(lambda: len(service.publisher.logs[f"{1:032x}"].branches[0].tokens) == 5)
     follower = await service.step().open("r1")
     await follower.send(follow=worker_pb2.Follow(seq_id=f"{1:032x}", next_indexes=[2]))
     await follower.send(follow=worker_pb2.Follow(seq_id="f" * 32))
@@ -149,7 +142,7 @@ async def test_a_stream_that_is_not_read_is_cut_off_and_others_are_not(service, 
     )
     slow = await StepCall(worker_pb2_grpc.WorkerStub(apart)).open("slow")  # as every router, on its own connection
     fast = await service.step().open("fast")
-    await service.until(lambda: len(service.publisher._routers) == 2)
+    await until(lambda: len(service.publisher._routers) == 2)
     prompt = tuple(range(1, 10))
     for number in range(8):
         item = admission(number, prompt, max_tokens=4000, logprobs=20)
@@ -172,10 +165,10 @@ async def test_a_stream_that_is_not_read_is_cut_off_and_others_are_not(service, 
 async def test_streams_beyond_the_limit_are_refused(service, monkeypatch):
     monkeypatch.setattr(step_handler, "MAX_STREAMS", 2)
     calls = [await service.step().open(f"r{number}") for number in range(2)]
-    await service.until(lambda: len(service.publisher.subscriptions) == 2)
+    await until(lambda: len(service.publisher.subscriptions) == 2)
     assert isinstance(await service.step().error(), errors.TooManyStreams)
     calls[0].call.cancel()
-    await service.until(lambda: len(service.publisher.subscriptions) == 1)
+    await until(lambda: len(service.publisher.subscriptions) == 1)
     assert len(await (await service.step().grant(1)).rest()) == 1
 
 
@@ -192,13 +185,21 @@ async def test_nothing_is_left_of_streams_that_die_in_any_way(service):
             case 2:
                 await call.send()
                 await call.error()
-    await service.until(lambda: not service.publisher.subscriptions)
-    assert not service.publisher._routers
-    assert not service.publisher._observers
-    assert not service.publisher.logs[f"{1:032x}"].followers
+    await until(lambda: not service.publisher.subscriptions)
+    publisher = service.publisher
+    assert not (publisher._routers or publisher._observers or publisher.logs[f"{1:032x}"].followers)
 
 
 # Calls
+
+
+OUT, IN, DROP = worker_pb2.SWAP_OPERATION_OUT, worker_pb2.SWAP_OPERATION_IN, worker_pb2.SWAP_OPERATION_DROP
+
+
+async def refusal(call: Awaitable[object]) -> errors.ServingError:
+    with pytest.raises(grpc.aio.AioRpcError) as raised:
+        await call
+    return statuses.error_from(raised.value)
 
 
 async def test_one_bad_item_is_that_items_outcome(service):
@@ -206,41 +207,22 @@ async def test_one_bad_item_is_that_items_outcome(service):
     outcomes = await service.schedule(admission(1), bad, worker_pb2.Admission(seq_id="?"), admission(1))
     rejected = worker_pb2.ADMISSION_OUTCOME_REJECTED
     assert outcomes == [ADMITTED, rejected, rejected, ADMITTED]
-    with pytest.raises(grpc.aio.AioRpcError) as raised:
-        await service.schedule(*[admission()] * 1025)
-    assert isinstance(statuses.error_from(raised.value), errors.InvalidArgument)
-
-
-async def test_a_batch_of_swaps_takes_one_step_boundary(service):
-    await service.schedule(*(admission(number, (5,) * 6) for number in range(4)))
+    assert isinstance(await refusal(service.schedule(*[admission()] * 1025)), errors.InvalidArgument)
+    await service.schedule(*(admission(number, (5,) * 6) for number in range(3, 6)))
     await (await service.step().grant(2)).rest()
-    items = [
-        worker_pb2.SwapItem(seq_id=f"{number:032x}", epoch=1, operation=worker_pb2.SWAP_OPERATION_OUT)
-        for number in range(4)
-    ]
-    items.append(worker_pb2.SwapItem(seq_id=f"{9:032x}", epoch=1, operation=worker_pb2.SWAP_OPERATION_OUT))
-    items.append(worker_pb2.SwapItem(seq_id=f"{0:032x}", epoch=1))
-    results = (await service.stub.Swap(worker_pb2.SwapRequest(items=items))).results
-    assert [bool(result.num_blocks) for result in results] == [True] * 4 + [False] * 2
-    assert [result.failure.reason for result in results[4:]] == ["NOT_FOUND", "INVALID_ARGUMENT"]
+    results = await service.swap((3, OUT), (4, OUT), (9, OUT), (3, 0))  # between two steps
+    assert [bool(result.num_blocks) for result in results] == [True] * 2 + [False] * 2
+    assert [result.failure.reason for result in results[2:]] == ["NOT_FOUND", "INVALID_ARGUMENT"]
 
 
 async def test_a_worker_that_drains_takes_and_holds_nothing(service):
     await service.schedule(*(admission(number, (5,) * 6) for number in range(2)))
     await (await service.step().grant(2)).rest()
-
-    async def swap(number: int, operation: int) -> worker_pb2.SwapResult:
-        item = worker_pb2.SwapItem(seq_id=f"{number:032x}", epoch=1, operation=operation)
-        return (await service.stub.Swap(worker_pb2.SwapRequest(items=[item]))).results[0]
-
-    assert (await swap(0, worker_pb2.SWAP_OPERATION_OUT)).num_blocks
+    assert (await service.swap((0, OUT)))[0].num_blocks
     service.watch.draining = True
-    with pytest.raises(grpc.aio.AioRpcError) as raised:
-        await service.schedule(admission(9))
-    assert isinstance(statuses.error_from(raised.value), errors.Draining)
-    assert (await swap(1, worker_pb2.SWAP_OPERATION_OUT)).failure.reason == "DRAINING"
-    assert (await swap(0, worker_pb2.SWAP_OPERATION_IN)).num_blocks
-    assert (await swap(1, worker_pb2.SWAP_OPERATION_DROP)).num_blocks
+    assert isinstance(await refusal(service.schedule(admission(9))), errors.Draining)
+    refused, back, dropped = await service.swap((1, OUT), (0, IN), (1, DROP))
+    assert refused.failure.reason == "DRAINING" and back.num_blocks and dropped.num_blocks
 
 
 async def test_watch_sends_a_snapshot_then_what_changes_and_the_load(service):
@@ -266,4 +248,4 @@ async def test_watch_sends_a_snapshot_then_what_changes_and_the_load(service):
                 break
     assert message.load.step_ms > 0
     watch.cancel()
-    await service.until(lambda: not service.watch.watchers._watchers)
+    await until(lambda: not service.watch.watchers._watchers)

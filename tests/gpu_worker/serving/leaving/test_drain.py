@@ -5,7 +5,7 @@ import time
 
 import pytest
 from waiting import until
-from worker_pair import SLOW_S, WorkerPair, greedy, set_pace, worker_pair
+from worker_pair import SLOW_S, Follower, WorkerPair, greedy, set_pace, worker_pair
 
 from gpu_worker.serving.leaving import drain as drain_module
 from octavo.internal.v1 import worker_pb2
@@ -20,23 +20,31 @@ def _disarmed():
     failpoints.disarm_all()
 
 
-async def drained(pair: WorkerPair, grace_ms: int = 20_000) -> worker_pb2.DrainResponse:
-    """What the call says at its end."""
+async def drained(pair: WorkerPair, grace_ms: int = 20_000) -> tuple[int, int, int]:
+    """What the call says at its end: sequences that are left, that have moved, and that were released."""
     with statuses.serving_errors():
         async with asyncio.timeout(grace_ms / 1000 + 20):
-            return [each async for each in pair.a.stub.Drain(worker_pb2.DrainRequest(grace_ms=grace_ms))][-1]
+            last = [each async for each in pair.a.stub.Drain(worker_pb2.DrainRequest(grace_ms=grace_ms))][-1]
+    return last.num_left, last.num_migrated, last.num_released
 
 
-async def test_everything_moves_and_nothing_is_computed_again():
+async def is_released(pair: WorkerPair, follower: Follower) -> bool:
+    record = await pair.record(follower.seq_id)
+    return (record.state, record.epoch, record.crashes) == (SequenceState.QUEUED, 2, 0)
+
+
+async def test_what_can_moves_with_all_that_was_computed_and_what_cannot_is_released_meanwhile():
     async with worker_pair() as pair:
+        beams = await pair.run(greedy(400, beam_width=2, n=2, best_of=0), num_tokens=0)
         runs = [greedy(600), greedy(600, temperature=0.9, seed=3), greedy(300, temperature=0.9, n=2, best_of=2)]
         followers = [await pair.run(params, prompt=(number, *range(30))) for number, params in enumerate(runs)]
         set_pace(pair.a, slow=True)
-        last = await drained(pair)
-        assert (last.num_left, last.num_migrated, last.num_released) == (0, 3, 0)
+        assert await drained(pair) == (0, 3, 1)
+        assert await is_released(pair, beams)
         for number, (follower, params) in enumerate(zip(followers, runs, strict=True)):
             record = await pair.check_end(follower, params, prompt=(number, *range(30)))
             assert (record.epoch, record.crashes, record.owner) == (2, 0, pair.b.incarnation)
+        assert not pair.b.runner.num_prefill
         await pair.has_let_go()
 
 
@@ -56,62 +64,37 @@ async def test_four_move_at_once_and_the_shortest_first():
         assert (moves.tally.num_moved, pair.a.worker.drain.num_released) == (6, 0)
 
 
-async def test_what_cannot_move_is_released_meanwhile():
-    async with worker_pair() as pair:
-        beams = await pair.run(greedy(400, beam_width=2, n=2, best_of=0), num_tokens=0)
-        moving = await pair.run(greedy(600))
-        set_pace(pair.a, slow=True)
-        last = await drained(pair)
-        assert (last.num_left, last.num_migrated, last.num_released) == (0, 1, 1)
-        record = await pair.record(beams.seq_id)
-        assert (record.state, record.epoch, record.crashes) == (SequenceState.QUEUED, 2, 0)
-        await pair.check_end(moving, greedy(600))
-
-
 async def test_what_waits_for_room_elsewhere_stays_until_late(monkeypatch):
     """It goes on meanwhile; a release would only have it wait."""
     monkeypatch.setattr(drain_module, "PAUSE_S", 0.05)
     async with worker_pair(step_s=0.005) as pair:
         follower = await pair.run(greedy(800))
         failpoints.arm("target.prepare", "error")
-        drain, began = pair.a.worker.drain, time.monotonic()
-        before = sum((await pair.record(follower.seq_id)).num_tokens)
-        last = await drained(pair, 2000)  # of which the last half second is late
+        began, before = time.monotonic(), sum((await pair.record(follower.seq_id)).num_tokens)
+        assert await drained(pair, 2000) == (0, 0, 1)  # of which the last half second is late
         assert time.monotonic() - began > 1.4
-        assert (last.num_left, last.num_migrated, last.num_released) == (0, 0, 1)
-        record = await pair.record(follower.seq_id)
-        assert (record.state, record.epoch) == (SequenceState.QUEUED, 2)
-        assert sum(record.num_tokens) > before + 20
-        drain.undo()
+        assert await is_released(pair, follower)
+        assert sum((await pair.record(follower.seq_id)).num_tokens) > before + 20
+        pair.a.worker.drain.undo()
 
 
-async def test_blocks_that_never_arrive_do_not_hold_a_drain(monkeypatch):
+@pytest.mark.parametrize("how", ["a defect", "time is over"])
+async def test_blocks_that_never_arrive_do_not_hold_a_drain(how: str, monkeypatch):
     monkeypatch.setattr(drain_module, "PAUSE_S", 0.05)
+
+    async def refuses() -> None:
+        raise ZeroDivisionError("a defect")
+
     async with worker_pair() as pair:
         follower = await pair.run(greedy(900))
-
-        async def refuses() -> None:
-            raise ZeroDivisionError("a defect")
-
-        failpoints.arm("source.sent", refuses)
-        last = await drained(pair)
-        assert (last.num_left, last.num_migrated, last.num_released) == (0, 0, 1)
-        assert (await pair.record(follower.seq_id)).state is SequenceState.QUEUED
-        await pair.b.has_no_pins()
-
-
-async def test_a_move_under_way_when_the_time_is_over_leaves_one_owner():
-    async with worker_pair() as pair:
-        follower = await pair.run(greedy(900))
-        armed = failpoints.arm("source.sent", "hang")
+        armed = failpoints.arm("source.sent", refuses if how == "a defect" else "hang")
         draining = asyncio.create_task(drained(pair))
         await armed.reached.wait()
-        pair.a.worker.drain.begin(0.2)  # a later call moves the end of the time forward
-        last = await draining
-        assert (last.num_left, last.num_released) == (0, 1)
+        if how == "time is over":
+            pair.a.worker.drain.begin(0.2)  # a later call moves the end of the time forward
+        assert await draining == (0, 0, 1)
         failpoints.disarm_all()
-        record = await pair.record(follower.seq_id)
-        assert (record.state, record.epoch) == (SequenceState.QUEUED, 2)
+        assert await is_released(pair, follower)
         await until(lambda: not pair.a.worker.migrations.moving)
         await pair.has_let_go()
 
@@ -126,5 +109,4 @@ async def test_a_worker_that_leaves_moves_what_it_has():
         assert time.monotonic() - began < 10
         assert pair.a.worker.drain.num_migrated == 1
         await pair.a.worker.stop()
-        record = await pair.check_end(follower, greedy(600))
-        assert (record.epoch, record.crashes, record.owner) == (2, 0, pair.b.incarnation)
+        assert (await pair.check_end(follower, greedy(600))).owner == pair.b.incarnation

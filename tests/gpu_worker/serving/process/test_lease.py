@@ -1,7 +1,8 @@
 """When a lease is renewed, that leaving has the last word, and which of two workers with one id goes on."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 
 import pytest
 from waiting import until
@@ -12,132 +13,126 @@ from octavo.request.ids import Incarnation
 from octavo.store.calls import Member, Renewal
 from octavo.store.memory import MemoryState, MemoryStore
 
-LEASE_MS = 600
+HERE, ELSEWHERE = "10.0.0.1:7", "10.0.0.2:7"
 
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch):
     monkeypatch.setattr(lease_module, "REGISTER_PAUSE_S", 0.01)
+    monkeypatch.setattr(lease_module, "LIFELINE_PAUSE_S", 0.01)
 
 
-def member(incarnation: str, endpoint: str) -> Member:
+def member(incarnation: str, endpoint: str = HERE) -> Member:
     return Member("worker", Incarnation(incarnation), b"{}", "worker-0", endpoint)
 
 
 class SlowStore(MemoryStore):
-    """Renewals that take a while."""
+    """Renewals take a while; lifelines that `fail` end at once. Notes what was asked."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, delay_s: float = 0.0, *, fail: bool = False) -> None:
+        super().__init__(MemoryState())
         self.order: list[str] = []
+        self._delay_s, self._fail = delay_s, fail
 
     async def heartbeat(self, member: Member, lease_ms: int) -> Renewal:
-        await asyncio.sleep(0.05)
+        answer = await super().heartbeat(member, lease_ms)
+        await asyncio.sleep(self._delay_s)
         self.order.append("heartbeat")
-        return Renewal()
+        return answer
 
     async def leave(self, member: Member) -> None:
         self.order.append("leave")
 
+    async def hold_lifeline(self, worker: Incarnation, on_held: Callable[[], None]) -> None:
+        self.order.append("lifeline")
+        if not self._fail:
+            return await super().hold_lifeline(worker, on_held)
+        on_held()
+        raise AttributeError("as a client's bug")
+
+    def forget(self) -> None:
+        """As after the end of all leases."""
+        self.shared.leases.clear()
+        self.shared.names.clear()
+
+
+async def beat(lease: Lease) -> None:
+    lease._next_renewal = 0.0
+    lease.beat()
+    await asyncio.sleep(0.05)
+
 
 async def test_leaving_comes_after_the_renewal_that_is_under_way():
-    store = SlowStore()
-    lease = Lease(store, Member("worker", Incarnation("i"), b"{}"), 1000)
+    store = SlowStore(0.05)
+    lease = Lease(store, member("i"), 1000)
     for _ in range(100):
         lease.beat()  # the first of them renews
     await asyncio.sleep(0.01)
     await lease.end(5.0)
-    lease._next_renewal = 0.0
-    lease.beat()
-    await asyncio.sleep(0.1)
+    await beat(lease)
     assert store.order == ["heartbeat", "leave"]
 
 
 async def test_a_worker_that_lost_its_id_while_it_was_away_knows_so_and_renews_no_more():
-    store = MemoryStore(MemoryState())
-    lease = Lease(store, member("old", "10.0.0.1:7"), LEASE_MS)
-    lease.beat()
-    await asyncio.sleep(0.01)
+    store = SlowStore()
+    lease = Lease(store, member("old"), 600)
+    await beat(lease)
     assert lease.runs
-    store.shared.leases.clear()
-    store.shared.names.clear()  # as after the end of the lease
-    await store.heartbeat(member("new", "10.0.0.2:7"), 60_000)
-    lease._next_renewal = 0.0
-    lease.beat()
-    await asyncio.sleep(0.05)
+    store.forget()
+    await store.heartbeat(member("new", ELSEWHERE), 60_000)
+    await beat(lease)
     assert not lease.lost.is_set()  # the other one may have ended long ago
-    await store.heartbeat(member("new", "10.0.0.2:7"), 60_000)
+    await store.heartbeat(member("new", ELSEWHERE), 60_000)
     async with asyncio.timeout(5):
         await lease.lost.wait()
-    assert "10.0.0.2:7 (new)" in str(lease.loss)
-    lease._next_renewal = 0.0
-    store.shared.names.clear()
-    lease.beat()
-    await asyncio.sleep(0.01)
+    assert f"{ELSEWHERE} (new)" in str(lease.loss)
+    store.forget()
+    await beat(lease)
     assert not store.shared.lease_alive(Incarnation("old"))
 
 
-@pytest.mark.parametrize("endpoint", ["10.0.0.1:7", "10.0.0.2:7"])
+@pytest.mark.parametrize("endpoint", [HERE, ELSEWHERE])
 async def test_a_store_that_names_a_predecessor_again_ends_no_worker(endpoint):
     """As a replica does that had lagged when it was promoted."""
-    store = MemoryStore(MemoryState())
-    lease = Lease(store, member("new", "10.0.0.1:7"), LEASE_MS)
-    lease.beat()
-    await asyncio.sleep(0.01)
-    store.shared.leases.clear()
-    store.shared.names.clear()
-    await store.heartbeat(member("old", endpoint), LEASE_MS)
+    store = SlowStore()
+    lease = Lease(store, member("new"), 600)
+    await beat(lease)
+    store.forget()
+    await store.heartbeat(member("old", endpoint), 600)
     async with asyncio.timeout(30):
         while not store.shared.lease_alive(Incarnation("new")):
             lease.beat()
             await asyncio.sleep(0.01)
-    assert lease.runs
-    assert not lease.lost.is_set()
+    assert lease.runs and not lease.lost.is_set()
+
+
+@asynccontextmanager
+async def lifeline(lease: Lease) -> AsyncIterator[None]:
+    holding = asyncio.create_task(lease.hold_lifeline())
+    yield
+    holding.cancel()
+    await asyncio.gather(holding, return_exceptions=True)
+    await lease.end(5.0)
 
 
 async def test_a_lifeline_that_comes_during_a_renewal_is_heard_by_another_one():
-    class Slow(MemoryStore):
-        num_renewals = 0
-
-        async def heartbeat(self, member: Member, lease_ms: int) -> Renewal:
-            answer = await super().heartbeat(member, lease_ms)
-            await asyncio.sleep(0.02)
-            self.num_renewals += 1
-            return answer
-
-    store = Slow(MemoryState())
-    lease = Lease(store, member("one", "10.0.0.1:7"), 60_000)
+    store = SlowStore(0.02)
+    lease = Lease(store, member("one"), 60_000)
     lease.beat()
     await asyncio.sleep(0.01)
     assert not store.shared.leases[Incarnation("one")].heard
-    holding = asyncio.create_task(lease.hold_lifeline())
-    await until(lambda: store.num_renewals == 2)
-    assert store.shared.leases[Incarnation("one")].heard
-    await asyncio.sleep(0.05)
-    assert store.num_renewals == 2
-    holding.cancel()
-    await asyncio.gather(holding, return_exceptions=True)
-    await lease.end(5.0)
+    async with lifeline(lease):
+        await until(lambda: store.order.count("heartbeat") >= 2)
+        assert store.shared.leases[Incarnation("one")].heard
+        await asyncio.sleep(0.05)
+        assert store.order.count("heartbeat") == 2
 
 
-async def test_a_lifeline_that_fails_is_held_again_and_renews_nothing_without_progress(monkeypatch):
-    monkeypatch.setattr("gpu_worker.serving.process.lease.LIFELINE_PAUSE_S", 0.01)
-
-    class Failing(MemoryStore):
-        num_held = 0
-
-        async def hold_lifeline(self, worker: Incarnation, on_held: Callable[[], None]) -> None:
-            self.num_held += 1
-            on_held()
-            raise AttributeError("as a client's bug")
-
-    store = Failing(MemoryState())
-    lease = Lease(store, member("one", "10.0.0.1:7"), 60_000)
-    holding = asyncio.create_task(lease.hold_lifeline())
-    await until(lambda: store.num_held > 2)
-    assert not store.shared.lease_alive(Incarnation("one"))
-    lease.beat()
-    await until(lambda: store.shared.lease_alive(Incarnation("one")))
-    holding.cancel()
-    await asyncio.gather(holding, return_exceptions=True)
-    await lease.end(5.0)
+async def test_a_lifeline_that_fails_is_held_again_and_renews_nothing_without_progress():
+    store = SlowStore(fail=True)
+    lease = Lease(store, member("one"), 60_000)
+    async with lifeline(lease):
+        await until(lambda: store.order.count("lifeline") > 2)
+        assert not store.shared.lease_alive(Incarnation("one"))
+        lease.beat()
+        await until(lambda: store.shared.lease_alive(Incarnation("one")))

@@ -5,8 +5,8 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import grpc
@@ -78,6 +78,23 @@ def start(root: Path, tmp_path: Path):
         each.process.wait()
 
 
+@asynccontextmanager
+async def running(
+    worker: Process, seq_id: SequenceId, epoch: int, prompt: Sequence[int], max_tokens: int = 4000
+) -> AsyncIterator[None]:
+    """A sequence that was scheduled on the worker, which may run steps, until the context ends."""
+    async with grpc.aio.insecure_channel(worker.endpoint) as channel:
+        stub = worker_pb2_grpc.WorkerStub(channel)
+        item = worker_pb2.Admission(seq_id=seq_id, epoch=epoch, priority=3)
+        params = SamplingParams(max_tokens=max_tokens, best_of=1, seed=0, ignore_eos=True)
+        item.sampling.CopyFrom(sampling_to_wire(params))
+        item.prompt.ids.extend(prompt)
+        await stub.Schedule(worker_pb2.ScheduleRequest(admissions=[item]))
+        call = stub.Step()
+        await call.write(worker_pb2.StepRequest(grant=worker_pb2.Grant(steps=0)))
+        yield
+
+
 async def test_a_worker_process_from_no_store_to_the_end(start, tmp_path):
     """It waits for the store, serves, ends during a step on SIGTERM; a second one hangs, and gives up by itself."""
     server = EmbeddedStore(tmp_path)
@@ -95,13 +112,7 @@ async def test_a_worker_process_from_no_store_to_the_end(start, tmp_path):
     await until(hanging.serving)
     await until(lambda: are_members(store, worker, hanging))
     for each in (worker, hanging):
-        async with grpc.aio.insecure_channel(each.endpoint) as channel:
-            call = worker_pb2_grpc.WorkerStub(channel).Step()
-            item = worker_pb2.Admission(seq_id=SEQ, epoch=1, priority=3)
-            item.sampling.CopyFrom(sampling_to_wire(SamplingParams(max_tokens=9, best_of=1, seed=0)))
-            item.prompt.ids.extend([1, 2, 3])
-            await worker_pb2_grpc.WorkerStub(channel).Schedule(worker_pb2.ScheduleRequest(admissions=[item]))
-            await call.write(worker_pb2.StepRequest(grant=worker_pb2.Grant(steps=0)))
+        async with running(each, SEQ, 1, (1, 2, 3), max_tokens=9):
             await asyncio.sleep(0.1)
     worker.process.send_signal(signal.SIGTERM)
     await until(hanging.listening)  # not serving any more, by its own clock: its lease ends moments later
@@ -119,50 +130,34 @@ async def are_members(store: Store, *workers: Process) -> bool:
     return sorted(members) == sorted(each.endpoint for each in workers)
 
 
-@asynccontextmanager
-async def running(worker: Process, server: EmbeddedStore) -> AsyncIterator[Callable[[], Awaitable[Record]]]:
-    """A sequence that runs on the worker, until the context ends; what reads its record."""
-    async with AsyncExitStack() as stack:
-        store = open_store(server.url)
-        stack.push_async_callback(store.close)
-        await store.open()
-        (member,) = await store.members("worker")
-        new = accepted_sequence(max_tokens=4000)
-        await store.accept(new, QueueLimits())
-        taken = await store.take_ownership(TakeRequest(new.seq_id, 0, member.id, "take", TakeReason.QUEUED))
-
-        async def record() -> Record:
-            return (await store.read(new.seq_id)).record
-
-        stub = worker_pb2_grpc.WorkerStub(await stack.enter_async_context(grpc.aio.insecure_channel(worker.endpoint)))
-        item = worker_pb2.Admission(seq_id=new.seq_id, epoch=taken.epoch, priority=3)
-        item.sampling.CopyFrom(sampling_to_wire(SamplingParams(max_tokens=4000, best_of=1, seed=0, ignore_eos=True)))
-        item.prompt.ids.extend(new.prompt)
-        await stub.Schedule(worker_pb2.ScheduleRequest(admissions=[item]))
-        call = stub.Step()
-        await call.write(worker_pb2.StepRequest(grant=worker_pb2.Grant(steps=0)))
-        yield record
-
-
-@pytest.mark.parametrize("signals", [(signal.SIGTERM, signal.SIGTERM), (signal.SIGINT,)])
-async def test_a_second_sigterm_or_ctrl_c_ends_the_only_worker_at_once(start, server, signals):
+async def test_a_second_sigterm_ends_the_only_worker_at_once(start, server):
     """After the first one it goes on with its sequence, as nobody else could."""
     patient = ("--lease-ms", "600000", "--drain-ms", "600000")  # on a busy machine, too, the last signal ends it
     worker = start(server.url, "--step-delay-ms", "50", *patient)
     await until(worker.serving)
-    async with running(worker, server) as record:
-        for left, number in reversed(list(enumerate(reversed(signals)))):
-            before = sum((await record()).num_tokens)
-            worker.process.send_signal(number)
-            if left:  # two signals that nobody has waited for between them may be one
-                await until(worker.listening)
+    store = open_store(server.url)
+    await store.open()
+    (member,) = await store.members("worker")
+    new = accepted_sequence(max_tokens=4000)
+    await store.accept(new, QueueLimits())
+    taken = await store.take_ownership(TakeRequest(new.seq_id, 0, member.id, "take", TakeReason.QUEUED))
 
-                async def goes_on(before=before) -> bool:
-                    return sum((await record()).num_tokens) > before + 5
+    async def record() -> Record:
+        return (await store.read(new.seq_id)).record
 
-                await until(goes_on)
+    async with running(worker, new.seq_id, taken.epoch, new.prompt):
+        before = sum((await record()).num_tokens)
+        worker.process.send_signal(signal.SIGTERM)
+        await until(worker.listening)  # two signals that nobody has waited for between them may be one
+
+        async def goes_on() -> bool:
+            return sum((await record()).num_tokens) > before + 5
+
+        await until(goes_on)
+        worker.process.send_signal(signal.SIGTERM)
         assert await worker.exit_code(40) == 0, worker.log.read_text()
-        last = await record()
+    last = await record()
+    await store.close()
     if "sequences wait until it is told" in worker.log.read_text():  # the store took longer than a person waits
         assert last.crashes == 0
     else:

@@ -106,11 +106,25 @@ class Life:
         snapshot = await self.store.read(SEQ, from_indexes=[0])
         return len(snapshot.outputs[0])
 
-    async def is_in_state(self, state: SequenceState) -> bool:
-        return (await self.store.read(SEQ)).record.state is state
+    async def until_in_state(self, state: SequenceState) -> None:
+        async def is_there() -> bool:
+            return (await self.store.read(SEQ)).record.state is state
 
-    async def has_journalled(self, num_tokens: int) -> bool:
-        return await self.tokens() > num_tokens
+        await until(is_there)
+
+    async def until_it_runs(self) -> None:
+        """Some tokens of a sequence are journalled."""
+        await self.run_something()
+
+        async def has_tokens() -> bool:
+            return await self.tokens() > 5
+
+        await until(has_tokens)
+
+    async def until_it_hangs(self) -> None:
+        await self.until_it_runs()
+        self.runner.go.clear()
+        await until(self.runner.hangs.is_set)
 
 
 @pytest.fixture
@@ -129,10 +143,7 @@ async def not_(condition) -> bool:
 
 
 async def test_whoever_waits_for_its_end_waits_neither_for_a_step_nor_for_the_store(life):
-    await life.run_something()
-    await until(lambda: life.has_journalled(5))
-    life.runner.go.clear()
-    await until(life.runner.hangs.is_set)
+    await life.until_it_hangs()
     urgent = asyncio.Event()
     urgent.set()
     async with asyncio.timeout(20):
@@ -143,8 +154,7 @@ async def test_whoever_waits_for_its_end_waits_neither_for_a_step_nor_for_the_st
 
 
 async def test_tokens_gather_as_the_settings_say():
-    life = Life(append_branches=1, append_tokens=4, append_delay_ms=5000)
-    sizes = []
+    life, sizes = Life(append_branches=1, append_tokens=4, append_delay_ms=5000), []
     append_batch = life.store.append_batch
 
     async def counted(owner, items):
@@ -153,22 +163,19 @@ async def test_tokens_gather_as_the_settings_say():
 
     life.store.append_batch = counted
     await life.begin()
-    try:
-        await life.run_something(max_tokens=41, steps=1)
-        await until(lambda: sizes)  # the first token does not wait for others
-        life.worker.engine.control.grant_steps(0)
-        await until(lambda: life.is_in_state(SequenceState.DONE))
-    finally:
-        await life.end()
-    assert sum(sizes) == 41
-    assert sizes[0] == 1
+    await life.run_something(max_tokens=41, steps=1)
+    await until(lambda: sizes)  # the first token does not wait for others
+    life.worker.engine.control.grant_steps(0)
+    await life.until_in_state(SequenceState.DONE)
+    await life.end()
+    assert (sum(sizes), sizes[0]) == (41, 1)
     assert len(sizes) <= 12  # ten of four tokens, and the end; more in one where the store was slow
 
 
 async def test_a_sequence_whose_router_died_before_schedule_goes_back_to_the_queue(life, monkeypatch):
     monkeypatch.setattr(reconciler, "ROUND_S", 0.05)
     await life.run_something(scheduled=False)
-    await until(lambda: life.is_in_state(SequenceState.QUEUED))
+    await life.until_in_state(SequenceState.QUEUED)
     assert not life.ended
 
 
@@ -185,8 +192,7 @@ async def test_each_rank_has_a_service_in_health_and_its_metrics(life):
 
 async def test_a_loop_that_hangs_loses_lease_and_health_and_in_the_end_the_process(life):
     await until(life.serving)
-    await life.run_something()
-    await until(lambda: life.has_journalled(5))
+    await life.until_it_runs()
     life.runner.go.clear()
     began = time.monotonic()
     await until(lambda: not_(life.known))
@@ -198,10 +204,7 @@ async def test_a_loop_that_hangs_loses_lease_and_health_and_in_the_end_the_proce
 
 
 async def test_a_runner_is_closed_after_its_last_step_only(life):
-    await life.run_something()
-    await until(lambda: life.has_journalled(5))
-    life.runner.go.clear()
-    await until(life.runner.hangs.is_set)
+    await life.until_it_hangs()
     life.worker.step_timeout_s = 0.05
     await program.end_worker(life.worker, life.store, life.runner)
     assert not life.runner.closed
@@ -223,8 +226,7 @@ async def test_a_scheduler_that_fails_ends_the_process(life):
 
 async def test_a_store_that_is_away_costs_the_lease_and_nothing_else(life):
     await until(life.serving)
-    await life.run_something()
-    await until(lambda: life.has_journalled(5))
+    await life.until_it_runs()
     heartbeat, append = life.store.heartbeat, life.store.append_batch
 
     async def away(*_):
