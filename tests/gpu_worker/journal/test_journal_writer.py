@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 from sequences import item_of, new_sequence
+from waiting import until
 
 from gpu_worker.journal.journal_writer import JournalWriter
 from gpu_worker.journal.pending_items import AppendPolicy, PendingItems
@@ -19,6 +20,7 @@ from octavo.request.errors import StoreUnavailable
 from octavo.request.hashing import extend_chain, prompt_chain
 from octavo.request.ids import Incarnation, SequenceId
 from octavo.request.sampling import FinishReason, SamplingParams
+from octavo.request.step_item import StepItem
 from octavo.store.calls import AppendItem, AppendReply, AppendStatus, Finish
 
 PROMPT = [5, 6, 7]
@@ -36,20 +38,12 @@ class ScriptedStore:
         self.can_finish = True
         self.progress: list[tuple[str, int, int]] = []
         self.progress_status = AppendStatus.OK
-        self.wake = asyncio.Event()
-
-    async def appended(self, num_batches: int) -> None:
-        async with asyncio.timeout(5):
-            while len(self.batches) < num_batches:
-                self.wake.clear()
-                await self.wake.wait()
 
     async def append_batch(self, owner: Incarnation, items: list[AppendItem]) -> list[AppendReply]:
         if self.script and isinstance(self.script[0], Exception):
             raise self.script.popleft()
         assert owner == OWNER
         self.batches.append(list(items))
-        self.wake.set()
         return [self._append(item) for item in items]
 
     async def note_progress(self, seq_id: str, epoch: int, owner: Incarnation, num_tokens: int) -> AppendStatus:
@@ -72,7 +66,7 @@ class ScriptedStore:
 
 
 class Control:
-    """A port and a control that record what they are told."""
+    """A port and a control that record what they are told: names of calls, and sequences with their epochs."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[object, ...]] = []
@@ -80,17 +74,12 @@ class Control:
     def tell(self, command: Callable[["Control"], object]) -> None:
         command(self)
 
-    def hold_steps(self, held: bool) -> None:
-        self.calls.append(("hold", held))
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        def call(first: object, *others: object) -> None:
+            told = (first.seq_id, first.epoch) if isinstance(first, Sequence) else (first,)
+            self.calls.append((name, *told, *others))
 
-    def drop(self, sequence: Sequence) -> None:
-        self.calls.append(("drop", sequence.seq_id, sequence.epoch))
-
-    def cancel(self, sequence: Sequence) -> None:
-        self.calls.append(("cancel", sequence.seq_id, sequence.epoch))
-
-    def end_branch(self, sequence: Sequence, branch: int) -> None:
-        self.calls.append(("end_branch", sequence.seq_id, sequence.epoch, branch))
+        return call
 
 
 class World:
@@ -118,14 +107,26 @@ class World:
         self.num_steps += 1
         progress = [BeamProgress(self.sequence, num_tokens)]
         self.journal_writer.submit(StepItems(self.num_steps, [], 1, 1, progress=progress))
-        await self.journal_writer.wait_until_flushed()
+        await self.settle()
+
+    @property
+    def items(self) -> list[StepItem]:
+        return [item for step in self.subscription.ready for item in step.items]
 
     def told(self) -> list[tuple[int, int, tuple[int, ...]]]:
-        return [
-            (item.branch, item.first_index, tuple(item.token_ids))
-            for step in self.subscription.ready
-            for item in step.items
-        ]
+        return [(item.branch, item.first_index, tuple(item.token_ids)) for item in self.items]
+
+    async def settle(self, *, at_once: bool = False) -> None:
+        async with asyncio.timeout(5):
+            await self.journal_writer.wait_until_flushed(at_once=at_once)
+
+
+@asynccontextmanager
+async def running(policy: AppendPolicy):
+    made = World(policy)
+    task = asyncio.create_task(made.journal_writer.run())
+    yield made
+    task.cancel()
 
 
 @pytest.fixture
@@ -134,31 +135,11 @@ async def world():
         yield made
 
 
-@pytest.fixture
-async def busy_world():
-    """Holds tokens back, as a worker with many branches does; its steps come faster than their tokens are due."""
-    async with running(AppendPolicy(max_tokens=4, max_delay_s=1.0, from_branches=1)) as made:
-        yield made
-
-
-@asynccontextmanager
-async def running(policy):
-    made = World(policy)
-    task = asyncio.create_task(made.journal_writer.run())
-    yield made
-    task.cancel()
-
-
-async def settle(world: World) -> None:
-    async with asyncio.timeout(5):
-        await world.journal_writer.wait_until_flushed()
-
-
 async def test_steps_that_gather_while_the_store_is_slow_go_in_one_item_per_branch(world):
     world.step((0, 0, [10]), (1, 0, [20]))
     world.step((0, 1, [11]))
     world.step((0, 2, [12]), (1, 1, [21]))
-    await settle(world)
+    await world.settle()
     ((one, other),) = world.store.batches
     assert (one.first_index, one.token_ids, other.first_index, other.token_ids) == (0, [10, 11, 12], 0, [20, 21])
     assert world.told() == [(0, 0, (10, 11, 12)), (1, 0, (20, 21))]
@@ -171,24 +152,9 @@ async def test_a_step_that_was_granted_by_itself_is_told_of_by_itself(world):
     for index in range(3):
         granted = [item_of(world.sequence, 0, index, (10 + index,))]
         world.journal_writer.submit(StepItems(index + 1, granted, 1, 1, world.subscription.subscription_id))
-    await settle(world)
+    await world.settle()
     assert [step.step_id for step in world.subscription.ready] == [1, 2, 3]
     assert world.told() == [(0, 0, (10,)), (0, 1, (11,)), (0, 2, (12,))]
-
-
-async def test_first_tokens_and_ends_are_not_held_back_and_take_the_branch_along(busy_world):
-    world = busy_world
-    world.step((0, 0, [10]))
-    await settle(world)
-    world.step((0, 1, [11]))
-    world.step((0, 2, [12]), (1, 0, [20]))
-    await world.store.appended(2)  # long before the first branch is due
-    assert [(item.branch, item.token_ids) for item in world.store.batches[-1]] == [(1, [20])]
-    world.step((0, 3, [13]), finish=FinishReason.LENGTH)
-    await settle(world)
-    assert [(item.first_index, item.token_ids) for item in world.store.batches[-1]] == [(1, [11, 12, 13])]
-    assert world.store.batches[-1][0].finish is FinishReason.LENGTH
-    assert world.told() == [(0, 0, (10,)), (1, 0, (20,)), (0, 1, (11, 12, 13))]
 
 
 async def test_nothing_is_told_while_the_store_is_away_and_nothing_is_lost(world):
@@ -197,64 +163,69 @@ async def test_nothing_is_told_while_the_store_is_away_and_nothing_is_lost(world
         world.step((0, index, [index]))
     await asyncio.sleep(0.05)
     assert world.told() == []
-    assert ("hold", True) in world.control.calls  # more than the window has gathered
-    await settle(world)
+    assert ("hold_steps", True) in world.control.calls  # more than the window has gathered
+    await world.settle()
     assert [token for _, _, tokens in world.told() for token in tokens] == list(range(6))
-    assert world.control.calls[-1] == ("hold", False)
+    assert world.control.calls[-1] == ("hold_steps", False)
 
 
 async def test_a_journal_that_lost_its_end_is_mended_from_what_this_worker_holds(world):
     for index in range(5):
         world.step((0, index, [30 + index]))
-    await settle(world)
+    await world.settle()
     del world.store.journal[("s", 0)][2:]  # the store restarted without its last writes
     world.step((0, 5, [35]))
-    await settle(world)
+    await world.settle()
     assert world.store.journal[("s", 0)] == [30, 31, 32, 33, 34, 35]
     assert world.told() == [(0, 0, (30, 31, 32, 33, 34)), (0, 5, (35,))]
 
 
-async def test_a_flush_at_once_does_not_wait_for_more_tokens():
+async def test_first_tokens_ends_and_a_flush_at_once_do_not_wait_for_more_tokens():
+    """Tokens are held back, as by a worker with many branches; its steps come faster than their tokens are due."""
     async with running(AppendPolicy(max_tokens=100, max_delay_s=1000.0, from_branches=1)) as world:
         world.step((0, 0, [10]))
-        await settle(world)  # a first token is appended at once
+        await world.settle()
         world.step((0, 1, [11]))
-        world.step((0, 2, [12]))
-        async with asyncio.timeout(5):
-            await world.journal_writer.wait_until_flushed(at_once=True)
-        assert world.told() == [(0, 0, (10,)), (0, 1, (11, 12))]
+        world.step((0, 2, [12]), (1, 0, [20]))
+        await until(lambda: len(world.store.batches) == 2)  # the first branch is not due
+        assert [(item.branch, item.token_ids) for item in world.store.batches[-1]] == [(1, [20])]
         world.step((0, 3, [13]))
+        await world.settle(at_once=True)
+        assert world.told() == [(0, 0, (10,)), (1, 0, (20,)), (0, 1, (11, 12, 13))]
+        world.step((0, 4, [14]))
         with pytest.raises(TimeoutError):  # those that come later gather again
             async with asyncio.timeout(0.2):
                 await world.journal_writer.wait_until_flushed()
+        world.step((0, 5, [15]), finish=FinishReason.LENGTH)
+        await world.settle()
+        [last] = world.store.batches[-1]
+        assert (last.first_index, last.token_ids, last.finish) == (4, [14, 15], FinishReason.LENGTH)
 
 
-@pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize(
-    ("status", "calls", "is_told"),
+    ("status", "late", "calls", "is_told"),
     [
-        (AppendStatus.FENCED, [("drop", "s", 3)], False),
-        (AppendStatus.GONE, [("drop", "s", 3)], False),
-        (AppendStatus.CONFLICT, [("drop", "s", 3)], False),
-        (AppendStatus.OK_CANCEL, [("cancel", "s", 3)], True),
-        (AppendStatus.DUP, [], True),
+        (AppendStatus.FENCED, False, [("drop", "s", 3)], False),
+        (AppendStatus.GONE, False, [("drop", "s", 3)], False),
+        (AppendStatus.CONFLICT, False, [("drop", "s", 3)], False),
+        (AppendStatus.CONFLICT, True, [("drop", "s", 3)], False),
+        (AppendStatus.OK_CANCEL, False, [("cancel", "s", 3)], True),
+        (AppendStatus.DUP, False, [], True),
     ],
 )
 async def test_the_answer_of_the_store_is_obeyed(world, status, calls, is_told, late):
     """Nothing is told of what the store refuses, and nothing after it."""
     world.store.can_finish = not late  # else the owner was fenced before it could end the record
     world.step((0, 0, [9]))
-    await settle(world)
+    await world.settle()
     world.store.script.append(status)
     world.step((0, 1, [10]))
     world.step((0, 2, [11]))
-    await settle(world)
+    await world.settle()
     assert world.control.calls == calls
     assert (SequenceId("s") in world.publisher.logs) is is_told
-    items = [item for step in world.subscription.ready for item in step.items]
-    told = [token for item in items for token in item.token_ids]
-    assert told == ([9, 10, 11] if is_told else [9])
-    failed = [(item.branch, item.first_index, item.failure.reason) for item in items if item.failure]
+    assert [token for item in world.items for token in item.token_ids] == ([9, 10, 11] if is_told else [9])
+    failed = [(item.branch, item.first_index, item.failure.reason) for item in world.items if item.failure]
     lost = status is AppendStatus.CONFLICT and not late
     assert failed == ([(0, 1, "HISTORY_LOST"), (1, 0, "HISTORY_LOST")] if lost else [])
     assert [(end.branch, end.epoch) for end in world.store.finished] == [(None, 3)] * (status is AppendStatus.CONFLICT)
@@ -265,7 +236,7 @@ async def test_what_an_earlier_life_computed_is_forgotten(world):
     world.step((0, 0, [10]))
     again = new_sequence("s", PROMPT, world.sequence.params, epoch=3)
     world.publisher.open_log(again, prompt_chain(PROMPT), [[], []], (), "r1")
-    await settle(world)
+    await world.settle()
     assert world.told() == []
     assert world.store.batches == []
 
@@ -299,9 +270,9 @@ async def test_a_branch_that_a_router_has_ended_stops_alone(world):
     world.store.script.extend([AppendStatus.CLOSED, AppendStatus.OK])
     world.step((0, 0, [10]), (1, 0, [20]))
     world.step((0, 1, [11]), (1, 1, [21]))
-    await settle(world)
+    await world.settle()
     world.step((0, 2, [12]), (1, 2, [22]))
-    await settle(world)
+    await world.settle()
     assert world.told() == [(1, 0, (20, 21)), (1, 2, (22,))]
     assert world.control.calls == [("end_branch", "s", 3, 0)]
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from transfer_calls_by_hand import HandCalls
 from transfer_mishaps import Mishap
-from worker_pair import STAYED, WorkerPair, greedy, set_pace, worker_pair
+from worker_pair import PROMPT, STAYED, WorkerPair, greedy, set_pace, worker_pair
 
 from gpu_worker.migration.target import incoming_migration
 from octavo.request.errors import CannotMove, NotFound, ServingError
@@ -74,12 +74,13 @@ async def test_a_ticket_ends_with_a_later_one_and_where_nobody_uses_it(pair: Wor
             await calls.extend(ticket)
 
 
-def grow(field: str, count: int) -> Callable[[Any], None]:
-    """Changes a number of the first branch that Finish names."""
+def changed(**values: Callable[[int], int]) -> Callable[[Any], None]:
+    """Changes a number of the first branch that Finish names. The functions get how many of its tokens are computed."""
 
     def change(message: Any) -> None:
         end = message.branches[0]
-        setattr(end, field, getattr(end, field) + count)
+        for field, value in values.items():
+            setattr(end, field, value(len(PROMPT) + end.num_tokens - 1))
 
     return change
 
@@ -99,11 +100,11 @@ async def test_ends_that_do_not_fit_the_journals_and_the_blocks_are_refused(monk
         set_pace(pair.a, slow=True)
         for change, words in [
             (hide_a_block, "1 of its "),  # first: later on, the target has it
-            (grow("num_tokens", 1), "the source stopped at"),
-            (grow("num_tokens", -1), "the source stopped at"),
-            (grow("chain", 1), "does not have the tokens of the source"),
-            (grow("num_computed", -4), "is not a number from"),
-            (grow("num_computed", 1), "is not a number from"),
+            (changed(num_tokens=lambda most: most + 2 - len(PROMPT)), "the source stopped at"),
+            (changed(num_tokens=lambda most: most - len(PROMPT)), "the source stopped at"),
+            (changed(chain=lambda _: 1), "does not have the tokens of the source"),
+            (changed(num_computed=lambda most: most - most % 4 - 1), "is not a number from"),
+            (changed(num_computed=lambda most: most + 1), "is not a number from"),
             (lambda message: message.branches.add(), "2 are named; the record has 1"),
         ]:
             for mishap in mishaps:
