@@ -55,9 +55,9 @@ def accept(publisher: StepPublisher, first: int, tokens: list[int], step_id: int
     publisher.flush(StepItems(step_id, [item], 1, 1))
 
 
-def drain(subscription: StepSubscription) -> list[int]:
-    """The tokens a reader has after dropping duplicates by index."""
-    tokens: list[int] = []
+def drain(subscription: StepSubscription, tokens: list[int] | None = None) -> list[int]:
+    """The tokens a reader has after dropping duplicates by index, who had some before."""
+    tokens = tokens or []
     for step in subscription.ready:
         for item in step.items:
             assert item.first_index <= len(tokens), "a gap"
@@ -78,12 +78,7 @@ def test_following_at_any_time_from_any_index_loses_nothing(tokens, when, start)
         accept(publisher, index, [token], index)
     if when >= len(tokens):
         publisher.follow(subscription, SEQ, [start])
-    items = [item for step in subscription.ready for item in step.items]
-    got = tokens[:start]
-    for item in items:
-        assert item.first_index <= len(got)
-        got.extend(item.token_ids[len(got) - item.first_index :])
-    assert got == tokens
+    assert drain(subscription, tokens[:start]) == tokens
 
 
 def test_where_branches_compete_a_late_follower_learns_the_score_at_every_token():

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from effort import diagonal
+from instruction_sets import OPS
 from scheduler_parts import SchedulerParts
 from sequences import new_sequence
 from steps import Piece, step_of
@@ -96,34 +98,22 @@ def test_alone_is_transformers(alone, model):
 
 
 @pytest.mark.usefixtures("on_ops")
-@pytest.mark.parametrize("budget", [64, 16, 23])
-def test_prompts_in_chunks_are_prompts_whole(make, alone, budget):
-    """Budgets at, above and across block boundaries; decodes run beside the chunks."""
-    assert drive(make(), requests(), max_batch_tokens=budget, max_batch_sequences=6)[0] == alone
-
-
-@pytest.mark.usefixtures("on_ops")
-def test_a_prefix_hit_changes_nothing(make, alone):
-    runner = make()
+def test_nothing_that_happens_to_a_sequence_changes_its_tokens(make, alone):
+    """Prompts in chunks at, above and across block boundaries, beside decodes; prefix hits; preemption."""
+    for budget in (64, 16, 23):
+        assert drive(make(), requests(), max_batch_tokens=budget, max_batch_sequences=6)[0] == alone
     again = [*requests(), *(request(10 + n, prompt) for n, prompt in enumerate(PROMPTS))]
-    outputs, _ = drive(runner, again, max_batch_sequences=1)
-    assert outputs == alone + alone
+    assert drive(make(), again, max_batch_sequences=1)[0] == alone + alone
     hits = [sequence.cached_tokens or 0 for sequence in again[len(PROMPTS) :]]
     assert hits == [(len(prompt) - 1) // BLOCK * BLOCK for prompt in PROMPTS], "every full block but the last token's"
+    for how in ("swap", "recompute"):
+        outputs, load = drive(make(num_blocks=16), requests(), preemption=how)  # for six sequences that want 39
+        assert outputs == alone
+        assert (load.num_preempted_swap if how == "swap" else load.num_preempted_recompute) > 0
 
 
 @pytest.mark.usefixtures("on_ops")
-@pytest.mark.parametrize("how", ["swap", "recompute"])
-def test_preemption_changes_nothing(make, alone, how):
-    """16 blocks for six sequences that want 39."""
-    outputs, load = drive(make(num_blocks=16), requests(), preemption=how)
-    assert outputs == alone
-    preempted = load.num_preempted_swap if how == "swap" else load.num_preempted_recompute
-    assert preempted > 0, "a test of preemption without a preemption tests nothing"
-
-
-@pytest.mark.usefixtures("on_ops")
-@pytest.mark.parametrize("how", ["swap", "recompute"])
+@pytest.mark.parametrize(("how", "on_ops"), diagonal(["swap", "recompute"], OPS), indirect=["on_ops"])
 def test_blocks_out_of_the_window_are_given_back(make, model, how):
     """A context of 220 tokens on 5 blocks of 8; what is given back is spoiled with NaN, and nothing reads it."""
     prompts = [[(i * 37 + j * 11 + j * j) % 96 for j in range(length)] for i, length in enumerate((180, 3, 60))]

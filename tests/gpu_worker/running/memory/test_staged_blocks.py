@@ -184,7 +184,7 @@ class StagingMachine(RuleBasedStateMachine):
 
 
 TestStaging = StagingMachine.TestCase
-TestStaging.settings = settings(max_examples=draws(20, 60), stateful_step_count=40, deadline=None)
+TestStaging.settings = settings(max_examples=draws(12, 60), stateful_step_count=40, deadline=None)
 
 
 def test_the_first_block_of_a_turn_is_copied_alone():

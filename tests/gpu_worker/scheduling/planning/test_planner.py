@@ -105,15 +105,11 @@ def test_steps_are_reserved_for_those_alone_that_are_here() -> None:
     assert names_in(bench) == set()
 
 
-@pytest.mark.parametrize("policy", ["fcfs", "priority"])
 @pytest.mark.parametrize("preemption", ["swap", "recompute"])
-@pytest.mark.parametrize("chunked_prefill", [True, False])
-def test_a_suspect_gets_room_from_others_that_cannot_go_on(policy: str, preemption: str, chunked_prefill: bool) -> None:
+def test_a_suspect_gets_room_from_others_that_cannot_go_on(preemption: str) -> None:
     """They pause with their blocks, with half a prompt, or with the beginning of the suspect's own prompt."""
-    bench = Bench(
-        runner={"num_blocks": 16, "num_host_blocks": 16}, policy=policy, preemption=preemption, max_batch_tokens=16,
-        chunked_prefill=chunked_prefill, max_partial_prefills=1,
-    )  # fmt: skip
+    sizes = {"num_blocks": 16, "num_host_blocks": 16}
+    bench = Bench(runner=sizes, preemption=preemption, max_batch_tokens=16, max_partial_prefills=1)
     long, prompt = replace(GREEDY, max_tokens=16), [1 + number % 50 for number in range(40)]
     bench.admit("a", 5, long, priority=1)
     bench.step()
@@ -122,8 +118,7 @@ def test_a_suspect_gets_room_from_others_that_cannot_go_on(policy: str, preempti
     bench.step()
     bench.scheduler.reserve_steps(suspect)
     bench.scheduler.begin_trial(suspect)
-    for _ in range(24):
-        assert names_in(bench) <= {"x"}
+    assert all(names_in(bench) <= {"x"} for _ in range(24))
     assert bench.finishes == {"x.0": FinishReason.LENGTH}
     bench.scheduler.end_trial(suspect)
     bench.finish()

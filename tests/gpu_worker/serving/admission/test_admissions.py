@@ -82,17 +82,6 @@ async def world() -> AsyncIterator[World]:
         yield made
 
 
-async def test_a_repeated_admission_is_answered_alike_also_while_the_first_is_decided(world):
-    router = StepSubscription()
-    world.publisher.add_subscription(router)
-    world.publisher.assign_router(router, "r2")
-    answers = await asyncio.gather(*(world.admissions.admit(request(1), name) for name in ("r1", "r2", "r1")))
-    assert all(answer.admitted for answer in answers)
-    assert len(world.sequences) == len(world.publisher.logs) == 1
-    assert router in world.publisher.logs[request(1).seq_id].followers
-    assert not world.admissions._deciding
-
-
 async def test_an_admission_that_fails_when_nobody_asks_any_more_is_no_error_of_the_loop(world):
     told = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
@@ -130,25 +119,6 @@ async def test_a_refusal_is_told_to_everybody_who_asked_and_leaves_nothing(monke
         assert (never.outcome, never.failure.reason) == (AdmissionOutcome.NEVER, "TOO_LARGE")
         await world.settle()
         assert set(world.publisher.logs) == set(world.sequences) == {request(0).seq_id}
-
-
-async def test_a_newer_epoch_replaces_an_older_one_and_nothing_of_that_touches_the_new_one(world):
-    await world.admissions.admit(request(1, 3), "")
-    old = world.sequences[request(1).seq_id]
-    stale = await world.admissions.admit(request(1, 2), "")
-    assert (stale.outcome, stale.failure.reason) == (AdmissionOutcome.STALE_EPOCH, "STALE_EPOCH")
-    assert (await world.admissions.admit(request(1, 5), "")).admitted
-    new = world.sequences[request(1).seq_id]
-    assert new.epoch == world.publisher.logs[new.seq_id].epoch == 5
-    world.port.tell(lambda scheduler: scheduler.drop(old))
-    world.port.tell(lambda scheduler: scheduler.cancel(old))
-    world.port.tell(lambda scheduler: scheduler.end_branch(old, 0))
-    world.admissions.cancel([(old.seq_id, 3)])
-    await world.settle()
-    assert world.sequences == {new.seq_id: new}
-    world.admissions.cancel([(new.seq_id, 7)])  # a router that knows more than this worker
-    await world.settle()
-    assert not world.sequences
 
 
 OPERATIONS = st.one_of(

@@ -142,21 +142,6 @@ async def test_a_suspect_that_the_store_refuses_does_not_run(bench: Bench, answe
     assert id_of("suspect") not in bench.parts.workload.sequences
 
 
-async def test_suspects_have_the_engine_one_after_the_other(bench: Bench) -> None:
-    bench.store.may_append.clear()  # before it has run: a store that hears of its tokens ends its trial at once
-    await bench.suspect("first")
-    await bench.until_in_step("first")
-    await bench.suspect("second")
-    await asyncio.sleep(0.05)
-    assert bench.store.announced == ["first"]
-    bench.store.may_append.set()
-    await bench.until_announced("first", "second")
-    await bench.until_in_step("first", "second", "other")
-    on_trial = [step for step in bench.steps if step & {"first", "second"} and len(step) == 1]
-    assert on_trial == sorted(on_trial, key=lambda step: step == {"second"})
-    assert on_trial.count({"second"}) >= PROOF_TOKENS
-
-
 @pytest.mark.parametrize("how", ["released", "moved on", "lost"])
 async def test_others_go_on_after_a_suspect_that_has_another_owner(bench: Bench, how: str, monkeypatch) -> None:
     """Or that was lost without a word."""

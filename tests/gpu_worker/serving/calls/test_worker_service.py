@@ -13,7 +13,6 @@ from gpu_worker.serving.calls import step_handler
 from gpu_worker.testing.fake_runner import fake_oracle
 from octavo.internal.v1 import worker_pb2, worker_pb2_grpc
 from octavo.request import errors
-from octavo.request.sampling import FinishReason
 from octavo.wire import statuses
 
 
@@ -92,45 +91,6 @@ async def test_a_bad_command_ends_its_stream_alone(service):
 
 
 # Who is told
-
-
-async def test_an_observer_sees_everything_and_a_router_what_it_scheduled_or_follows(service):
-    observer, first, second = service.step(), await service.step().open("r1"), await service.step().open("r2")
-    await observer.grant(0)
-    await until(lambda: len(service.publisher._routers) == 2 and len(service.publisher.subscriptions) == 3)
-    await service.schedule(admission(1), router_id="r1")
-    await service.schedule(admission(2, (7, 8)), router_id="r2")
-    oracle = {n: fake_oracle(prompt, 8, info=service.runner.info) for n, prompt in ((1, [1, 2, 3]), (2, [7, 8]))}
-
-    async def read(call: StepCall, ends: int) -> list[worker_pb2.StepResult]:
-        seen: list[worker_pb2.StepResult] = []
-        while sum(item.finish_reason > 0 for result in seen for item in result.items) < ends:
-            seen.append(await call.read())
-        return seen
-
-    all_of_them, of_one, of_two = await asyncio.gather(read(observer, 2), read(first, 1), read(second, 1))
-    assert tokens_of(all_of_them, 1) == tokens_of(of_one, 1) == oracle[1]
-    assert tokens_of(all_of_them, 2, (7, 8)) == tokens_of(of_two, 2, (7, 8)) == oracle[2]
-    assert {item.seq_id for result in of_one for item in result.items} == {f"{1:032x}"}
-    assert [item.finish_reason for item in of_one[-1].items] == [FinishReason.LENGTH]
-
-
-async def test_following_from_an_index_gives_the_rest_and_unfollowing_ends_it(service):
-    await service.schedule(admission(max_tokens=12))
-    await (await service.step().open("r0")).grant(5)
-    await until(lambda: len(service.publisher.logs[f"{1:032x}"].branches[0].tokens) == 5)
-    follower = await service.step().open("r1")
-    await follower.send(follow=worker_pb2.Follow(seq_id=f"{1:032x}", next_indexes=[2]))
-    await follower.send(follow=worker_pb2.Follow(seq_id="f" * 32))
-    oracle = fake_oracle([1, 2, 3], 12, info=service.runner.info)
-    item = (await follower.read()).items[0]
-    assert (item.first_index, list(item.token_ids)) == (2, oracle[2:5])
-    assert list((await follower.read()).unknown_seq_ids) == ["f" * 32]
-    await follower.send(unfollow=worker_pb2.Unfollow(seq_id=f"{1:032x}"))
-    await follower.grant(2)
-    results = await follower.rest()
-    assert len(results) == 2
-    assert not any(result.items for result in results)
 
 
 async def test_a_stream_that_is_not_read_is_cut_off_and_others_are_not(service, monkeypatch):

@@ -97,16 +97,3 @@ async def test_blocks_that_never_arrive_do_not_hold_a_drain(how: str, monkeypatc
         assert await is_released(pair, follower)
         await until(lambda: not pair.a.worker.migrations.moving)
         await pair.has_let_go()
-
-
-async def test_a_worker_that_leaves_moves_what_it_has():
-    """What its process does on SIGTERM. The worker is not waited for when it is empty."""
-    async with worker_pair() as pair:
-        follower = await pair.run(greedy(600))
-        set_pace(pair.a, slow=True)
-        began = time.monotonic()
-        await pair.a.worker.leave(asyncio.Event())
-        assert time.monotonic() - began < 10
-        assert pair.a.worker.drain.num_migrated == 1
-        await pair.a.worker.stop()
-        assert (await pair.check_end(follower, greedy(600))).owner == pair.b.incarnation

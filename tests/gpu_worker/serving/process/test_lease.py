@@ -124,8 +124,6 @@ async def test_a_lifeline_that_comes_during_a_renewal_is_heard_by_another_one():
     async with lifeline(lease):
         await until(lambda: store.order.count("heartbeat") >= 2)
         assert store.shared.leases[Incarnation("one")].heard
-        await asyncio.sleep(0.05)
-        assert store.order.count("heartbeat") == 2
 
 
 async def test_a_lifeline_that_fails_is_held_again_and_renews_nothing_without_progress():

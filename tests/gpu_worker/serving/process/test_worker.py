@@ -11,7 +11,6 @@ from accepted import accepted_sequence
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from waiting import until
 
-from gpu_worker.serving.admission import reconciler
 from gpu_worker.serving.leaving import releaser
 from gpu_worker.serving.process import program, progress_monitor
 from gpu_worker.serving.process.listener import Listener
@@ -21,7 +20,7 @@ from gpu_worker.steps.runner import StepOutput
 from gpu_worker.steps.step_input import StepInput
 from gpu_worker.testing.fake_runner import FakeRunner
 from octavo.internal.v1 import transfer_pb2, transfer_pb2_grpc, worker_pb2, worker_pb2_grpc
-from octavo.request.errors import CannotMove, Draining, NotFound, StoreUnavailable
+from octavo.request.errors import CannotMove
 from octavo.request.ids import SequenceId
 from octavo.request.record import SequenceState
 from octavo.request.sampling import SamplingParams
@@ -172,13 +171,6 @@ async def test_tokens_gather_as_the_settings_say():
     assert len(sizes) <= 12  # ten of four tokens, and the end; more in one where the store was slow
 
 
-async def test_a_sequence_whose_router_died_before_schedule_goes_back_to_the_queue(life, monkeypatch):
-    monkeypatch.setattr(reconciler, "ROUND_S", 0.05)
-    await life.run_something(scheduled=False)
-    await life.until_in_state(SequenceState.QUEUED)
-    assert not life.ended
-
-
 async def test_each_rank_has_a_service_in_health_and_its_metrics(life):
     states = [RankState(rank=number, host="h", pid=number, memory_bytes=7) for number in range(2)]
     life.worker.watch.ranks = lambda: states
@@ -222,46 +214,6 @@ async def test_a_scheduler_that_fails_ends_the_process(life):
     life.worker.engine.control.grant_steps(1)
     await until(lambda: life.ended)
     assert "loop" in life.ended[0]
-
-
-async def test_a_store_that_is_away_costs_the_lease_and_nothing_else(life):
-    await until(life.serving)
-    await life.until_it_runs()
-    heartbeat, append = life.store.heartbeat, life.store.append_batch
-
-    async def away(*_):
-        raise StoreUnavailable("away")
-
-    life.store.heartbeat = life.store.append_batch = away
-    await until(lambda: not_(life.serving))  # its loop goes round, but nobody gives it anything
-    await until(lambda: life.worker.journal_writer._held)
-    await life.worker.engine.port.ask(lambda _: None)  # between two steps, the last of which began before that
-    count, steps = await life.tokens(), life.worker.engine.times.num_steps
-    await asyncio.sleep(0.1)
-    assert life.worker.engine.times.num_steps == steps  # held: no more than the window is not journalled
-    life.store.heartbeat, life.store.append_batch = heartbeat, append
-    await until(life.known)
-    await until(life.serving)
-    await until(lambda: life.worker.engine.times.num_steps > steps + 50)
-    assert await life.tokens() > count
-    assert not life.ended
-
-
-async def test_it_takes_sequences_from_others_while_it_lives_and_does_not_drain(life):
-    transfer = transfer_pb2_grpc.TransferStub(life.channel)
-    info = life.runner.info
-    request = transfer_pb2.PrepareRequest(
-        seq_id=SEQ, epoch=1, number=1, source="s", model_fingerprint=info.fingerprint, kv_layout=info.layout
-    )
-    with pytest.raises(NotFound), statuses.serving_errors():
-        await transfer.Prepare(request)
-    life.worker.drain.begin(10)
-    with pytest.raises(Draining), statuses.serving_errors():
-        await transfer.Prepare(request)
-    port = life.worker.target._listener.port
-    await life.worker.stop()
-    with pytest.raises(ConnectionError):
-        await asyncio.open_connection("127.0.0.1", port)
 
 
 @pytest.mark.parametrize("settings", [{"prefix_caching": False}, {"journal": "off"}])
