@@ -88,7 +88,7 @@ async def test_whatever_goes_wrong_leaves_the_rest_to_be_computed(
 ) -> None:
     """Nobody waits for blocks that do not come, and their places are given back."""
     for number, what in enumerate([*NOTHING, *ERRORS], 1):
-        prompt = (*range(1000 * number, 1000 * number + len(PREFIX)), 1)
+        prompt = (900 + number, *PROMPT[1:])
         await compute(pair, pair.a, prompt)
         pair.b.worker.fetcher._speeds = LinkSpeeds()  # else it asks no more
         owner = "gone" if what == "nobody knows the owner" else pair.a.incarnation
