@@ -27,16 +27,18 @@ def member(incarnation: str, endpoint: str = HERE) -> Member:
 
 
 class SlowStore(MemoryStore):
-    """Renewals take a while; lifelines that `fail` end at once. Notes what was asked."""
+    """Renewals take as long as a test says; lifelines that `fail` end at once. Notes what was asked."""
 
-    def __init__(self, delay_s: float = 0.0, *, fail: bool = False) -> None:
+    def __init__(self, *, fail: bool = False) -> None:
         super().__init__(MemoryState())
         self.order: list[str] = []
-        self._delay_s, self._fail = delay_s, fail
+        self.may_answer = asyncio.Event()
+        self.may_answer.set()
+        self._fail = fail
 
     async def heartbeat(self, member: Member, lease_ms: int) -> Renewal:
         answer = await super().heartbeat(member, lease_ms)
-        await asyncio.sleep(self._delay_s)
+        await self.may_answer.wait()
         self.order.append("heartbeat")
         return answer
 
@@ -63,12 +65,16 @@ async def beat(lease: Lease) -> None:
 
 
 async def test_leaving_comes_after_the_renewal_that_is_under_way():
-    store = SlowStore(0.05)
+    store = SlowStore()
+    store.may_answer.clear()
     lease = Lease(store, member("i"), 1000)
     for _ in range(100):
         lease.beat()  # the first of them renews
     await asyncio.sleep(0.01)
-    await lease.end(5.0)
+    ending = asyncio.create_task(lease.end(5.0))
+    await asyncio.sleep(0.01)
+    store.may_answer.set()
+    await ending
     await beat(lease)
     assert store.order == ["heartbeat", "leave"]
 
@@ -116,12 +122,16 @@ async def lifeline(lease: Lease) -> AsyncIterator[None]:
 
 
 async def test_a_lifeline_that_comes_during_a_renewal_is_heard_by_another_one():
-    store = SlowStore(0.02)
+    store = SlowStore()
+    store.may_answer.clear()
     lease = Lease(store, member("one"), 60_000)
     lease.beat()
-    await asyncio.sleep(0.01)
+    await until(lambda: Incarnation("one") in store.shared.leases)
     assert not store.shared.leases[Incarnation("one")].heard
     async with lifeline(lease):
+        await until(lambda: "lifeline" in store.order)
+        await asyncio.sleep(0.01)
+        store.may_answer.set()
         await until(lambda: store.order.count("heartbeat") >= 2)
         assert store.shared.leases[Incarnation("one")].heard
 
