@@ -82,6 +82,17 @@ async def world() -> AsyncIterator[World]:
         yield made
 
 
+async def test_a_repeated_admission_is_answered_alike_also_while_the_first_is_decided(world):
+    router = StepSubscription()
+    world.publisher.add_subscription(router)
+    world.publisher.assign_router(router, "r2")
+    answers = await asyncio.gather(*(world.admissions.admit(request(1), name) for name in ("r1", "r2", "r1")))
+    assert all(answer.admitted for answer in answers)
+    assert len(world.sequences) == len(world.publisher.logs) == 1
+    assert router in world.publisher.logs[request(1).seq_id].followers
+    assert not world.admissions._deciding
+
+
 async def test_an_admission_that_fails_when_nobody_asks_any_more_is_no_error_of_the_loop(world):
     told = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
