@@ -11,7 +11,6 @@ from worker_pair import PairedWorker, WorkerPair, worker_pair
 
 from gpu_worker.migration.calls.transfer_calls import FetchRequest
 from gpu_worker.migration.prefix import block_supplier, prefix_fetcher
-from gpu_worker.migration.prefix.link_speeds import LinkSpeeds
 from gpu_worker.scheduling.block_exchange import WantedBlock
 from octavo.internal.v1 import transfer_pb2, transfer_pb2_grpc
 from octavo.process import failpoints
@@ -55,8 +54,8 @@ def refuse(*_: object) -> None:
     raise OutOfBlocks("no room")
 
 
-def arm(pair: WorkerPair, patch: pytest.MonkeyPatch, what: str) -> None:
-    """Lets a fetch of `b` from `a` go wrong."""
+def arm(pair: WorkerPair, asker: PairedWorker, patch: pytest.MonkeyPatch, what: str) -> None:
+    """Lets a fetch from `a` go wrong."""
     supplier = pair.a.worker.supplier
     honest = supplier.send_blocks
 
@@ -68,7 +67,7 @@ def arm(pair: WorkerPair, patch: pytest.MonkeyPatch, what: str) -> None:
 
     match what:
         case "no room":
-            patch.setattr(pair.b.worker.fetcher._blocks._exchange, "hold", refuse)
+            patch.setattr(asker.worker.fetcher._blocks._exchange, "hold", refuse)
         case "too many sends":
             patch.setattr(block_supplier, "MOST_SENDS", 0)
         case "others in their places":
@@ -87,17 +86,18 @@ async def test_whatever_goes_wrong_leaves_the_rest_to_be_computed(
     pair: WorkerPair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody waits for blocks that do not come, and their places are given back."""
-    for number, what in enumerate([*NOTHING, *ERRORS], 1):
-        prompt = (900 + number, *PROMPT[1:])
-        await compute(pair, pair.a, prompt)
-        pair.b.worker.fetcher._speeds = LinkSpeeds()  # else it asks no more
+    for number, what in enumerate([*NOTHING, *ERRORS]):
+        asker = await pair.add(f"asker{number}")
         owner = "gone" if what == "nobody knows the owner" else pair.a.incarnation
         with monkeypatch.context() as patch:
-            arm(pair, patch, what)
-            assert not await compute(pair, pair.b, prompt, owner) or what in ERRORS, what
+            arm(pair, asker, patch, what)
+            cached = await compute(pair, asker, PROMPT, owner)
+        assert not cached or what in ERRORS, what
+        assert all(each.reached.is_set() for each in failpoints._armed.values()), what
         failpoints.disarm_all()
-        await lets_go(pair)
-        assert what != "too many sends" or not pair.b.worker.fetcher._speeds._speeds, "a refusal says nothing"
+        await asker.has_let_go()
+        assert what != "too many sends" or not asker.worker.fetcher._speeds._speeds, "a refusal says nothing"
+    await lets_go(pair)
 
 
 async def test_a_worker_that_ends_meanwhile_is_not_waited_for(pair: WorkerPair) -> None:

@@ -71,8 +71,11 @@ async def test_a_worker_that_drains_takes_nothing(pair: WorkerPair):
     follower = await pair.run(PARAMS)
     set_pace(pair.a, slow=True)
 
-    async def drain() -> None:
-        pair.b.worker.watch.draining = True
+    came: list[str] = []
+
+    async def drain() -> None:  # the first time alone
+        pair.b.worker.watch.draining = place not in came
+        came.append(place)
 
     async def undo() -> None:
         pair.b.worker.watch.draining = False
