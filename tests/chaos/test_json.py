@@ -11,53 +11,34 @@ from contextlib import suppress
 import grpc
 import pytest
 from constraints import JSON_FORMS, check_json
-from effort import patience
-from live.client_loops import ClientLoops, read_history
 from live.cluster import Cluster, Shape
 from live.fixtures import running
-from live.oracle import Oracle
+from live.history import History
+from live.traffic import Traffic
 
 from octavo.client import FinishReason, SamplingParams
 from octavo.request.errors import ServingError
-from octavo.request.ids import new_request_id
 from octavo.v1 import admin_pb2, admin_pb2_grpc
 
-NUM_STREAMS, STREAM_S = 8, 120.0
-KILL_EVERY_S, MOVE_EVERY_S, MOVE_S = 2.0, 0.1, 10.0
+NUM_STREAMS, KILL_EVERY_S, MOVE_EVERY_S, MOVE_S = 8, 2.0, 0.1, 10.0
 
 
-class JsonTraffic(ClientLoops):
-    """NUM_STREAMS clients, each with one stream of JSON after the other, compared with an undisturbed run."""
+class JsonTraffic(Traffic):
+    """Two branches of JSON a stream; `counts` what came, and the changes of owner in the midst of it."""
 
-    def __init__(self, cluster: Cluster, seed: int) -> None:
-        super().__init__(cluster.client())
-        self.running: set[str] = set()
-        self.counts: Counter[str] = Counter()
-        self._oracle = Oracle("witness")
-        self._random = random.Random(seed)
+    counts: Counter[str]
 
-    async def stream_once(self, number: int) -> None:
-        rng, name = self._random, new_request_id()
-        prompt, form = [rng.randrange(1, 1000) for _ in range(24)], rng.choice(JSON_FORMS)
-        params = SamplingParams(temperature=1.0, seed=rng.randrange(2**63), n=2, constraint=form, max_tokens=160)
-        expected = self._oracle.outputs(prompt, params)
-        begun, first_ms = time.monotonic(), list[float]()
-        stream = self.client.generate(prompt, params, request_id=name)
-        self.running.add(name)
-        history = await read_history(
-            stream, patience(STREAM_S), lambda _: first_ms.append(1000 * (time.monotonic() - begun))
-        )
-        self.running.discard(name)
-        history.check(expected)
+    async def ended(self, name: str, params: SamplingParams, history: History) -> None:
         self.counts["streams"] += 1
         for branch, finish in history.finishes.items():
             if finish is FinishReason.STOP:
-                check_json(form, history.texts[branch])
+                check_json(params.constraint, history.texts[branch])
                 self.counts["whole outputs"] += 1
         self.counts["bytes"] += sum(len(text.encode()) for text in history.texts.values())
+        first_ms = 1000 * (history.times[1] - history.times[0])
         with suppress(ServingError):  # the timeline begins later than the call, never earlier
             for entry in (await self.client.get(name)).timeline:
-                if entry.after_ms > first_ms[0] and entry.what in ("taken", "migrated"):
+                if entry.after_ms > first_ms and entry.what in ("taken", "migrated"):
                     reason = entry.detail.split(" ")[1] if entry.what == "taken" else "with its blocks"
                     self.counts[f"inside JSON: {entry.what} {reason}"] += 1
 
@@ -85,8 +66,16 @@ async def move_on(cluster: Cluster, traffic: JsonTraffic, rng: random.Random) ->
 
 @pytest.mark.long
 @pytest.mark.timeout(7200)
-async def test_json_is_the_same_through_kills_and_moves(spares: Cluster, seed: int) -> None:
-    traffic, rng = JsonTraffic(spares, seed), random.Random(seed)
+async def test_json_is_the_same_through_kills_and_moves(spares: Cluster, oracle, seed: int) -> None:
+    rng = random.Random(seed)
+
+    def draw(number):
+        prompt, form = [rng.randrange(1, 1000) for _ in range(24)], rng.choice(JSON_FORMS)
+        params = SamplingParams(temperature=1.0, seed=rng.randrange(2**63), n=2, constraint=form, max_tokens=160)
+        return prompt, params, oracle.outputs(prompt, params)
+
+    traffic = JsonTraffic(spares.client(), draw, 120)
+    counts = traffic.counts = Counter()
     traffic.begin(NUM_STREAMS)
     moving = asyncio.create_task(move_on(spares, traffic, rng))
     ends = time.monotonic() + float(os.environ.get("OCTAVO_TEST_SECONDS", "60"))
@@ -95,11 +84,11 @@ async def test_json_is_the_same_through_kills_and_moves(spares: Cluster, seed: i
         traffic.check()
         victim = rng.choice(sorted(spares.processes))
         if spares.processes[victim].running:
-            await asyncio.to_thread(spares.processes[victim].kill)
-            traffic.counts[f"kills of {'routers' if victim.startswith('r') else 'workers'}"] += 1
-        spares.processes[victim].start()
+            await asyncio.to_thread(spares.kill, victim)
+            counts[f"kills of {'routers' if victim.startswith('r') else 'workers'}"] += 1
+        spares.spawn(victim)
     moving.cancel()
     await asyncio.gather(moving, return_exceptions=True)
     await traffic.stop()
-    print(dict(traffic.counts))
-    assert traffic.counts["whole outputs"] and traffic.counts["kills of workers"]
+    print(dict(counts))
+    assert counts["whole outputs"] and counts["kills of workers"]

@@ -15,9 +15,12 @@ from octavo.request import errors
 from octavo.request.ids import sequence_id
 from octavo.store import codec, open_store
 
+pytestmark = [pytest.mark.long, pytest.mark.slow, pytest.mark.timeout(180)]
+
 SHAPE = Shape(step_delay_ms=20, lease_ms=1500, router_args=("--grace-ms", "30000"))
 PROMPT = [7, 11, 13]
 PARAMS = SamplingParams(temperature=1.0, seed=5, max_tokens=400)
+WORKERS = ("w0", "w1")
 
 
 @pytest.fixture
@@ -54,7 +57,7 @@ class Past:
             await server.stop()
 
     def flip_bit(self, request_id: str) -> None:
-        """A bit of the journal's first append is another one in the file. Only while the store is dead."""
+        """A bit of the journal's first append is another one in the file."""
         (file,) = self._files.glob("*.incr.aof")
         data = bytearray(file.read_bytes())
         key = f"{codec.record_key(sequence_id('', request_id))}:0".encode()
@@ -63,13 +66,17 @@ class Past:
         data[value.end()] ^= 1
         file.write_bytes(data)
 
-    def bring_back(self, *victims: str) -> None:
-        """Kills the store, and others with it, and starts all again: on the data that were saved, or on none."""
+    def bring_back(self, *victims: str, flipped: str = "") -> None:
+        """Kills the store, and others with it, and starts all again: on the data that were saved, or on none; or on
+        those there are, with a bit of this request flipped."""
         for name in ("store", *victims):
             self._cluster.kill(name)
-        shutil.rmtree(self._files)
-        if self._saved.exists():
-            shutil.copytree(self._saved / "appendonlydir", self._files)
+        if flipped:
+            self.flip_bit(flipped)
+        else:
+            shutil.rmtree(self._files)
+            if self._saved.exists():
+                shutil.copytree(self._saved / "appendonlydir", self._files)
         for name in ("store", *victims):
             self._cluster.spawn(name)
         self._cluster.wait_ready()
@@ -80,105 +87,72 @@ def past(cluster, tmp_path):
     return Past(cluster, tmp_path)
 
 
-async def read_to(stream, history, index):
-    while len(history.tokens.get(0, ())) < index:
-        history.add(await anext(stream))
-
-
-async def read_all(stream, history):
-    async for event in stream:
+async def read(stream, history, to=10**6):
+    """So many tokens of the first branch, or all."""
+    while len(history.tokens.get(0, ())) < to and (event := await anext(stream, None)):
         history.add(event)
+    return history
 
 
-@pytest.mark.long
-@pytest.mark.slow
-@pytest.mark.timeout(180)
+async def lost(stream, history=None, error=errors.HistoryLost):
+    with pytest.raises(error):
+        await read(stream, history or History())
+
+
 async def test_an_older_past_that_is_computed_again_goes_on(cluster, past, oracle):
     """With both workers dead nobody has the lost tokens; they are computed again, and nothing is delivered twice."""
     async with cluster.client() as client:
-        stream, history = client.generate(PROMPT, PARAMS), History()
-        await read_to(stream, history, 40)
+        stream = client.generate(PROMPT, PARAMS)
+        history = await read(stream, History(), 40)
         past.save()
-        await read_to(stream, history, 80)
-        past.bring_back("w0", "w1")
-        await read_all(stream, history)
+        await read(stream, history, 80)
+        past.bring_back(*WORKERS)
+        await read(stream, history)
     history.check(oracle.outputs(PROMPT, PARAMS))
 
 
-@pytest.mark.long
-@pytest.mark.slow
-@pytest.mark.timeout(180)
-@pytest.mark.parametrize("num_other", [5, 100])  # the other journal is shorter than what was delivered, or longer
-async def test_another_past_is_lost_history_and_never_another_text(cluster, past, oracle, num_other):
-    (expected,) = oracle.outputs(PROMPT, PARAMS)
+@pytest.mark.parametrize(
+    ("num_other", "victims"),
+    [(5, WORKERS), (100, WORKERS), (0, WORKERS), (0, ())],
+    ids=["a shorter past", "a longer past", "damage, all die", "damage, the store dies"],
+)
+async def test_another_past_is_lost_history_and_never_another_text(cluster, past, oracle, num_other, victims):
+    """Of another worker; or with another bit: the server has no checksum over what it appends to its file, and loads
+    another token without a word."""
     async with cluster.client() as client:
-        stream, history = client.generate(PROMPT, PARAMS), History()
-        await read_to(stream, history, 40)
-        past.save()
-        await past.rewrite_tail(stream.request_id, [1] * num_other)
-        await read_to(stream, history, 80)
+        stream = client.generate(PROMPT, PARAMS)
+        history = await read(stream, History(), 40)
+        if num_other:
+            past.save()
+            await past.rewrite_tail(stream.request_id, [1] * num_other)
+            await read(stream, history, 80)
         token = stream.resume_token
-        past.bring_back("w0", "w1")
-        with pytest.raises(errors.HistoryLost):
-            await read_all(stream, history)
-        assert tuple(history.tokens[0]) == expected.token_ids[: len(history.tokens[0])]
+        past.bring_back(*victims, flipped="" if num_other else stream.request_id)
+        await lost(stream, history)
+        got = history.tokens[0]
+        assert tuple(got) == oracle.outputs(PROMPT, PARAMS)[0].token_ids[: len(got)]
         for routers in ([0], [1]):
             async with cluster.client(routers) as other:
-                with pytest.raises(errors.HistoryLost):
-                    await read_all(other.attach(resume_token=token), History(starts=[len(history.tokens[0])]))
+                await lost(other.attach(resume_token=token), History(starts=[len(got)]))
         await client.cancel(stream.request_id)
 
 
-@pytest.mark.long
-@pytest.mark.slow
-@pytest.mark.timeout(180)
-@pytest.mark.parametrize("victims", [("w0", "w1"), ()], ids=["all die", "the store dies"])
-async def test_damage_inside_a_journal_is_lost_history_for_whoever_had_it(cluster, past, oracle, victims):
-    """The server has no checksum over what it appends to its file, and loads another token without a word."""
-    (expected,) = oracle.outputs(PROMPT, PARAMS)
-    async with cluster.client() as client:
-        stream, history = client.generate(PROMPT, PARAMS), History()
-        await read_to(stream, history, 40)
-        for name in ("store", *victims):
-            cluster.kill(name)
-        past.flip_bit(stream.request_id)
-        for name in ("store", *victims):
-            cluster.spawn(name)
-        with pytest.raises(errors.HistoryLost):
-            await read_all(stream, history)
-        assert tuple(history.tokens[0]) == expected.token_ids[: len(history.tokens[0])]
-        cluster.wait_ready()
-        await client.cancel(stream.request_id)
-
-
-@pytest.mark.long
-@pytest.mark.slow
-@pytest.mark.timeout(180)
 async def test_a_lost_record_is_lost_history_and_tokens_after_the_loss_are_good_everywhere(cluster, past, oracle):
-    async with cluster.client([0]) as one:
-        stream, history = one.generate(PROMPT, PARAMS), History()
-        await read_to(stream, history, 40)
+    async with cluster.client([0]) as one, cluster.client([1]) as two:
+        stream = one.generate(PROMPT, PARAMS)
+        history = await read(stream, History(), 40)
         token = stream.resume_token
         past.bring_back("r1")  # an empty store, and a router that knows no old key
-        with pytest.raises(errors.HistoryLost):
-            await read_all(stream, history)
-        with pytest.raises(errors.HistoryLost):
-            await read_all(one.attach(resume_token=token), History())
-        async with cluster.client([1]) as two:
-            with pytest.raises(errors.ForeignToken):
-                await read_all(two.attach(resume_token=token), History())
-            with pytest.raises(errors.NotFound):
-                await read_all(two.attach(stream.request_id), History())
-            await move_both_ways(one, two, oracle)
-
-
-async def move_both_ways(one, two, oracle):
-    """Streams that begin after the loss move between the router that had the old key and the one that never had it."""
-    for seed, (first, second) in enumerate([(one, two), (two, one)]):
-        params = replace(PARAMS, seed=seed, max_tokens=60)
-        begun, history = first.generate(PROMPT, params), History()
-        await read_to(begun, history, 20)
-        async with second.attach(resume_token=begun.resume_token) as rest:
-            await read_all(rest, history)
-        history.check(oracle.outputs(PROMPT, params))
-        await begun.aclose()
+        await lost(stream, history)
+        await lost(one.attach(resume_token=token))
+        await lost(two.attach(resume_token=token), error=errors.ForeignToken)
+        await lost(two.attach(stream.request_id), error=errors.NotFound)
+        # Streams that begin after the loss move between the router that had the old key and the one that never had it.
+        for seed, (first, second) in enumerate([(one, two), (two, one)]):
+            params = replace(PARAMS, seed=seed, max_tokens=60)
+            begun = first.generate(PROMPT, params)
+            history = await read(begun, History(), 20)
+            async with second.attach(resume_token=begun.resume_token) as rest:
+                await read(rest, history)
+            history.check(oracle.outputs(PROMPT, params))
+            await begun.aclose()

@@ -6,22 +6,20 @@ import threading
 import time
 
 import pytest
-from live.client_loops import ClientLoops, read_history
 from live.cluster import Shape
 from live.fixtures import whole
 from live.oracle import Oracle
 from live.process import wait_until
+from live.traffic import Traffic
 
 from octavo.client import SamplingParams
 from octavo.request import errors
-from octavo.v1 import admin_pb2
 
 pytestmark = pytest.mark.long
 
 POISON = 666
-SHAPE = Shape(
-    workers=4, routers=1, runner="fake", step_delay_ms=15, worker_args=("--die-on-token", str(POISON)), lease_ms=2000
-)
+POISONED = ("--die-on-token", str(POISON))
+SHAPE = Shape(workers=4, routers=1, runner="fake", step_delay_ms=15, worker_args=POISONED)
 
 
 class Supervisor:
@@ -62,28 +60,29 @@ def poisonous_prompts(oracle):
     yield prompt, oracle.tokens(prompt, 40).index(POISON) + 1
 
 
-class Innocents(ClientLoops):
-    """Clients with one harmless stream after the other. A stream that fails or has a wrong token is an error."""
-
-    def __init__(self, client, oracle, seed):
-        super().__init__(client)
-        self._oracle, self._random = oracle, random.Random(seed)
-
-    async def stream_once(self, number):
-        prompt = [self._random.randrange(1, 600) for _ in range(30)]
-        tokens = self._oracle.tokens(prompt, 120)
-        if POISON not in tokens:
-            params = SamplingParams(temperature=0, max_tokens=120)
-            history = await read_history(self.client.generate(prompt, params), 120)
-            assert history.tokens[0] == tokens
+def is_quiet(cluster):
+    """The supervisor has brought everybody back, and no live sequence has had a worker die with it: sixteen tokens
+    prove it harmless."""
+    try:
+        return cluster.is_ready() and not any(each.crashes for each in cluster.sequences().values())
+    except AssertionError:  # a process has ended
+        return False
 
 
 @pytest.mark.timeout(300)
 async def test_poison_is_given_up_and_innocents_survive(supervised, seed):
     cluster, supervisor = supervised
-    oracle = Oracle("fake")
+    oracle, rng, params = Oracle("fake"), random.Random(seed), SamplingParams(temperature=0, max_tokens=120)
+
+    def draw(number):
+        while True:
+            prompt = [rng.randrange(1, 600) for _ in range(30)]
+            [output] = oracle.outputs(prompt, params)
+            if POISON not in output.token_ids:
+                return prompt, params, [output]
+
     async with cluster.client() as client:
-        innocents = Innocents(cluster.client(), oracle, seed)
+        innocents = Traffic(cluster.client(), draw, 120)
         innocents.begin(6)
         await asyncio.sleep(0.5)
         for prompt, num_tokens in poisonous_prompts(oracle):
@@ -93,25 +92,7 @@ async def test_poison_is_given_up_and_innocents_survive(supervised, seed):
                     async for event in client.generate(prompt, SamplingParams(temperature=0, max_tokens=60)):
                         got += event.token_ids
             assert got == oracle.tokens(prompt, 60)[:num_tokens]
-            await asyncio.to_thread(cluster_whole, cluster)
-            await asyncio.to_thread(wait_until, lambda: not suspects(cluster), 60, "suspicions stay")
+            await asyncio.to_thread(wait_until, lambda: is_quiet(cluster), 60, "suspicions stay")
             assert 1 <= supervisor.num_deaths - before <= 3
             innocents.check()
         await innocents.stop()
-
-
-def suspects(cluster):
-    """Live sequences that some worker has died with; sixteen tokens prove them harmless."""
-    listed = cluster.admin().ListSequences(admin_pb2.ListSequencesRequest(), timeout=10).sequences
-    return [sequence.seq_id for sequence in listed if sequence.crashes]
-
-
-def cluster_whole(cluster):
-    """The supervisor has brought everybody back."""
-    until = time.monotonic() + 60
-    while time.monotonic() < until:
-        try:
-            return cluster.wait_ready()
-        except AssertionError:
-            time.sleep(0.1)
-    raise AssertionError("the cluster does not recover")

@@ -36,11 +36,29 @@ UNGUESSED = ("--speculation", "off")  # a response that was heard before would b
 
 
 @pytest.fixture
-def cluster(clusters: Callable[[Shape], Cluster], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Two routers whose model has a chat template, and two workers."""
+def shape_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Shape]:
+    """So many routers whose model has a chat template, and as many workers."""
     folder = write_chat_tokenizer(tmp_path_factory.mktemp("tokenizer") / "chat")
-    arguments = ("--tokenizer", str(folder))
-    yield from whole(clusters(Shape(runner="fake", step_delay_ms=20, router_args=arguments, worker_args=UNGUESSED)))
+
+    def of(count: int, *router_args: str) -> Shape:
+        arguments = ("--tokenizer", str(folder), *router_args)
+        kinds = {"runner": "fake", "step_delay_ms": 20, "router_args": arguments, "worker_args": UNGUESSED}
+        return Shape(routers=count, workers=count, **kinds)
+
+    return of
+
+
+@pytest.fixture
+def cluster(clusters: Callable[[Shape], Cluster], shape_of: Callable[..., Shape]) -> Iterator[Cluster]:
+    yield from whole(clusters(shape_of(2)))
+
+
+@pytest.fixture
+def spares(tmp_path_factory: pytest.TempPathFactory, shape_of: Callable[..., Shape]) -> Iterator[Cluster]:
+    """Six routers and six workers, each of which begins again within a moment."""
+    with running(tmp_path_factory.mktemp("spares"), shape_of(6, "--grace-ms", "60000")) as cluster:
+        yield cluster
+        cluster.revive()
 
 
 class Reader:
@@ -85,19 +103,8 @@ class Reader:
         return bool(self.events) and self.events[-1]["type"] in LAST
 
 
-@pytest.fixture
-def spares(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Six routers and six workers, each of which begins again within a moment."""
-    folder = write_chat_tokenizer(tmp_path_factory.mktemp("tokenizer") / "chat")
-    arguments = ("--tokenizer", str(folder), "--grace-ms", "60000")
-    shape = Shape(routers=6, workers=6, runner="fake", step_delay_ms=20, router_args=arguments, worker_args=UNGUESSED)
-    with running(tmp_path_factory.mktemp("spares"), shape) as cluster:
-        yield cluster
-        cluster.revive()
-
-
 async def owner_of(cluster: Cluster, name: str) -> str:
-    """The name of the worker that owns the response; empty if none does."""
+    """The name of the worker that owns the response, by the store; empty if none does."""
     store = open_store(cluster.store.url)
     await store.open()
     try:
@@ -114,8 +121,7 @@ async def owner_of(cluster: Cluster, name: str) -> str:
 async def test_kills_at_a_fixed_pace_leave_one_sequence(spares: Cluster, aims: bool) -> None:
     """Nobody waits until what was killed is back. With `aims`, the router that is read and the owner are killed."""
     pace_s, seconds = (
-        float(os.environ.get("OCTAVO_TEST_PACE_S", "2")),
-        float(os.environ.get("OCTAVO_TEST_SECONDS", "90")),
+        float(os.environ.get(f"OCTAVO_TEST_{name}", of)) for name, of in (("PACE_S", 2), ("SECONDS", 90))
     )
     undisturbed = await asyncio.to_thread(Reader(spares).read, MANY)
     reader, killed = Reader(spares), Counter[str]()

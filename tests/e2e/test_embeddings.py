@@ -6,15 +6,14 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from itertools import product
 from pathlib import Path
-from typing import Any
 
 import httpx2
 import pytest
 from effort import some
 from live.cluster import Cluster, Shape
 from live.fixtures import whole
+from waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs/embeddings.md").read_text(encoding="utf-8")
@@ -34,28 +33,18 @@ def test_the_page_shows_what_runs(cluster: Cluster, language: str, block: str) -
     }
     for shown, here in names.items():
         block = block.replace(shown, here)
-    if language == "sh":
-        for words in commands(block):
-            post(words)
+    if language == "python":
+        done = subprocess.run([sys.executable, "-c", block], cwd=ROOT, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout
         return
-    done = subprocess.run([sys.executable, "-c", block], cwd=ROOT, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout
-
-
-def commands(block: str) -> list[list[str]]:
-    """The words of each command of a shell."""
-    return [shlex.split(line) for line in block.replace("\\\n", " ").splitlines()]
-
-
-def post(words: list[str]) -> None:
-    """Does what a command of curl does, which need not be installed."""
-    assert words[:2] == ["curl", "-s"]
-    options = dict(zip(words[3::2], words[4::2], strict=True))
-    assert options.keys() == {"-H", "-d"}
-    name, value = options["-H"].split(": ")
-    answer = httpx2.post(words[2], headers={name: value}, content=options["-d"], timeout=60)
-    assert answer.status_code == 200, answer.text
+    for line in block.replace("\\\n", " ").splitlines():  # does what curl does, which need not be installed
+        words = shlex.split(line)
+        assert words[:2] == ["curl", "-s"]
+        options = dict(zip(words[3::2], words[4::2], strict=True))
+        assert options.keys() == {"-H", "-d"}
+        answer = httpx2.post(words[2], headers=[options["-H"].split(": ")], content=options["-d"], timeout=60)
+        assert answer.status_code == 200, answer.text
 
 
 # Small steps, so that a call of 200 inputs takes a second.
@@ -67,33 +56,23 @@ def small(clusters: Callable[[Shape], Cluster]) -> Iterator[Cluster]:
     yield from whole(clusters(SMALL))
 
 
-FAULTS = some(list(product(["kill", "pause", "terminate"], ["", "mean"])), [("kill", "")])
+FAULTS = [(fault, pooling, "w0") for fault in ("kill", "pause", "terminate") for pooling in ("", "mean")]
+USUAL = [("kill", "", "w0"), ("kill", "", "r0")]
 
 
-@pytest.mark.parametrize(("fault", "pooling"), FAULTS)
-async def test_a_worker_that_dies_hangs_or_leaves_costs_no_vector(small: Cluster, fault: str, pooling: str) -> None:
+@pytest.mark.parametrize(("fault", "pooling", "victim"), some([*FAULTS, USUAL[1]], USUAL))
+async def test_a_process_that_dies_hangs_or_leaves_costs_no_vector(
+    small: Cluster, fault: str, pooling: str, victim: str
+) -> None:
     async with small.client() as client:
         undisturbed = (await client.embed(TEXTS, pooling=pooling)).vectors
-        call = asyncio.create_task(client.embed(TEXTS, pooling=pooling))
-        await busy(small, "w0")
-        await asyncio.to_thread(getattr(small, fault), "w0")
-        assert (await call).vectors == undisturbed
-
-
-async def test_a_router_that_is_killed_is_called_again_elsewhere(small: Cluster) -> None:
-    async with small.client() as client:
-        undisturbed = (await client.embed(TEXTS)).vectors
-        calls = [asyncio.create_task(client.embed(TEXTS)) for _ in range(2)]
-        await busy(small, "w0")
-        small.kill("r0")
+        calls = [asyncio.create_task(client.embed(TEXTS, pooling=pooling)) for _ in range(2)]
+        await until(lambda: asyncio.to_thread(is_busy, small), 20)
+        await asyncio.to_thread(getattr(small, fault), victim)
         assert [(await call).vectors for call in calls] == [undisturbed] * 2
 
 
-async def busy(cluster: Cluster, name: str) -> None:
-    """Returns when the worker computes prompts."""
-    async with asyncio.timeout(20):
-        while True:
-            load: Any = await asyncio.to_thread(cluster.load, name)
-            if load.num_running or load.num_waiting:
-                return
-            await asyncio.sleep(0.02)
+def is_busy(cluster: Cluster) -> bool:
+    """Whether w0 computes prompts."""
+    load = cluster.load("w0")
+    return bool(load.num_running or load.num_waiting)

@@ -4,11 +4,9 @@
 does so with 10,000 connections. Figures: docs/measurements/router.md.
 """
 
-from contextlib import contextmanager
-
 import pytest
 from certificates import Certificates
-from effort import draws, is_night, patience
+from effort import draws, is_night, patience, some
 from floods.attacks import ATTACKS, TLS_ATTACKS
 from floods.neighbour import FloodKeys, flooded
 from guard.processes import lasting
@@ -18,24 +16,21 @@ from live.oracle import Oracle
 from octavo.net.security.api_keys import salt_of
 
 PROMPT = [5, 6, 7]
-QUICK = ("rapid-reset",)
+QUICK = [(False, "rapid-reset")]
 SECONDS, SCALE = draws(2, 5), 10_000 if is_night() else draws(100, 1000)
 MOST_MIB = 400  # beyond what the router had; without limits each of these attacks takes gigabytes
 LONGEST_GAP_S = 20.0
 
 
-@contextmanager
-def attacked_cluster(tmp_path_factory, *, tls):
+@pytest.fixture(scope="module")
+def attacked(tmp_path_factory, request):
+    """A cluster, the keys of its tenants, and whether it speaks TLS."""
     directory = tmp_path_factory.mktemp("floods")
     keys = FloodKeys.write(directory)
-    shape = Shape(
-        routers=1,
-        workers=1,
-        step_delay_ms=20,
-        router_args=("--api-keys", str(keys.file), "--drain-ms", "1000"),
-        worker_args=("--max-batch-sequences", "256", "--drain-ms", "1000"),
-    )
-    cluster = Cluster(directory / "cluster", shape, Certificates(directory / "tls") if tls else None)
+    routers, workers = ("--api-keys", str(keys.file)), ("--max-batch-sequences", "256")
+    drain = ("--drain-ms", "1000")
+    shape = Shape(routers=1, workers=1, step_delay_ms=20, router_args=routers + drain, worker_args=workers + drain)
+    cluster = Cluster(directory / "cluster", shape, Certificates(directory / "tls") if request.param else None)
     with lasting(cluster.pids):
         try:
             cluster.start()
@@ -44,40 +39,17 @@ def attacked_cluster(tmp_path_factory, *, tls):
             cluster.stop()
 
 
-@pytest.fixture(scope="module")
-def attacked(tmp_path_factory):
-    with attacked_cluster(tmp_path_factory, tls=False) as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def attacked_over_tls(tmp_path_factory):
-    with attacked_cluster(tmp_path_factory, tls=True) as made:
-        yield made
-
-
-def some_long(names, quick):
-    return [pytest.param(name, marks=[] if name in quick else pytest.mark.long) for name in names]
+CASES = [(False, name) for name in ATTACKS] + [(True, name) for name in (*TLS_ATTACKS, *ATTACKS)]
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("name", some_long(ATTACKS, QUICK))
+@pytest.mark.parametrize(("attacked", "name"), some(CASES, QUICK), indirect=["attacked"])
 async def test_a_flood_harms_no_neighbour(attacked, name):
-    await flood(*attacked, name)
-
-
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("name", some_long([*TLS_ATTACKS, *ATTACKS], ()))
-async def test_a_flood_over_tls_harms_no_neighbour(attacked_over_tls, name):
-    await flood(*attacked_over_tls, name)
-
-
-async def flood(cluster, keys, name):
-    oracle = Oracle("witness", salt_of("acme"))
+    cluster, keys = attacked
     report = await flooded(cluster, keys, name, SECONDS, SCALE, PROMPT)
     print(report)
     assert cluster.processes["r0"].running
     assert report.did.get("connections", 0) > 0, "no attack took place"
-    assert report.tokens == list(oracle.tokens(PROMPT, len(report.tokens)))
+    assert report.tokens == list(Oracle("witness", salt_of("acme")).tokens(PROMPT, len(report.tokens)))
     assert report.gap_s < patience(LONGEST_GAP_S)
     assert report.peak_mib - report.before_mib < MOST_MIB

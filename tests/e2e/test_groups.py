@@ -1,60 +1,64 @@
-"""A worker of several ranks beside one process: streams go between them and say the same, however the group ends."""
+"""Workers of several ranks beside one process: streams go between them and say the same, however the group ends."""
 
 import asyncio
 import os
 import signal
+import sys
 import time
 
 import pytest
 from folder_llama import folder_llama
 from guard.processes import exists, ranks_of
-from live.cluster import Cluster, Shape
+from live.cluster import ROOT, Cluster, Shape
 from live.fixtures import whole
-from live.moves import migrate
-from live.process import wait_until
+from live.process import Process, wait_until
 from live.reader import Reader
 
 from gpu_worker.serving.process.progress_monitor import HANG_STATUS
 from octavo.client import SamplingParams
-from octavo.v1 import admin_pb2
+from octavo.local import ports
 
 LONG = SamplingParams(temperature=0.7, seed=5, max_tokens=1500, ignore_eos=True)
 PROMPTS = [[number, *range(30, 90)] for number in range(6)]
 pytestmark = pytest.mark.timeout(300)  # workers import torch, and others may need the cores
 SOON_S = 2.0  # a second, and time to look on a busy machine
+aside = asyncio.to_thread
 
 
 @pytest.fixture(scope="session")
-def folder(tmp_path_factory):
-    return folder_llama(tmp_path_factory.mktemp("grouped"))
+def model(tmp_path_factory):
+    folder = folder_llama(tmp_path_factory.mktemp("grouped"))
+    return ("--model", str(folder), "--threads", "1", "--kv-cache-bytes", "8MiB", "--swap-bytes", "0")
+
+
+def shape_of(model, *kinds):
+    return Shape(routers=1, workers=2, runner="model", start_s=180.0, worker_args=model, each_worker=kinds)
 
 
 @pytest.fixture
-def mixed(clusters, folder):
-    """A group of two, and one process."""
-    model = ("--model", str(folder), "--threads", "1", "--kv-cache-bytes", "8MiB", "--swap-bytes", "0")
+def mixed(clusters, model):
+    """A group of two, and one process. Each keeps blocks of the other's sequences."""
     model += ("--standby", "--standby-tokens", "64")
-    ranks = tuple(("--tensor-parallel", number) for number in "21")
-    shape = Shape(routers=1, workers=2, runner="model", start_s=180.0, worker_args=model, each_worker=ranks)
-    yield from whole(clusters(shape))
+    yield from whole(clusters(shape_of(model, ("--tensor-parallel", "2"), ())))
 
 
 @pytest.fixture
-def by_role(clusters, folder):
+def by_role(clusters, model):
     """A group that computes prompts, and one process that goes on with them."""
-    model = ("--model", str(folder), "--threads", "1", "--kv-cache-bytes", "8MiB", "--swap-bytes", "0")
-    kinds = (("--tensor-parallel", "2", "--role", "prefill"), ("--role", "decode"))
-    shape = Shape(routers=1, workers=2, runner="model", start_s=180.0, worker_args=model, each_worker=kinds)
-    yield from whole(clusters(shape))
+    kinds = ("--tensor-parallel", "2", "--role", "prefill"), ("--role", "decode")
+    yield from whole(clusters(shape_of(model, *kinds)))
 
 
-def params(number: int) -> SamplingParams:
-    return SamplingParams(temperature=number % 2 * 0.8, seed=number, max_tokens=400, ignore_eos=True)
+def streams(client) -> list[Reader]:
+    params = {"max_tokens": 400, "ignore_eos": True}
+    return [
+        Reader(client.generate(prompt, SamplingParams(temperature=number % 2 * 0.8, seed=number, **params)))
+        for number, prompt in enumerate(PROMPTS)
+    ]
 
 
-async def undisturbed(client) -> list[list[int]]:
-    readers = [Reader(client.generate(prompt, params(number))) for number, prompt in enumerate(PROMPTS)]
-    await asyncio.gather(*(reader.task for reader in readers))
+async def ends(readers) -> list[list[int]]:
+    await asyncio.wait_for(asyncio.gather(*(reader.task for reader in readers)), 120)
     return [reader.tokens[0] for reader in readers]
 
 
@@ -69,26 +73,20 @@ async def seconds_until_gone(pids: list[int]) -> float:
 async def test_a_group_that_dies_takes_no_token_and_leaves_nothing(mixed, victim):
     async with mixed.client() as client:
         shared = set(os.listdir("/dev/shm"))
-        # Nobody has these prompts yet: both workers get some of them.
-        readers = [Reader(client.generate(prompt, params(number))) for number, prompt in enumerate(PROMPTS)]
+        readers = streams(client)  # nobody has these prompts yet: both workers get some of them
         await asyncio.gather(*(reader.until(40, 60) for reader in readers))
         front = mixed.processes["w0"].pid
-        ranks = ranks_of(front)
-        assert len(ranks) == 1
-        assert [(rank.rank, rank.pid) for rank in mixed.workers()["w0"].ranks] == [(0, front), (1, ranks[0])]
+        (rank,) = ranks_of(front)
+        assert [(each.rank, each.pid) for each in mixed.workers()["w0"].ranks] == [(0, front), (1, rank)]
         assert not mixed.workers()["w1"].ranks
-        # The other worker keeps blocks of the group's sequences.
-        await asyncio.to_thread(wait_until, lambda: keeps_blocks(mixed, "w1"), 30, "no standby")
+        await aside(wait_until, lambda: mixed.load("w1").num_standby_blocks > 0, 30, "no standby")
         if victim == "front":
             mixed.kill("w0")
-        elif victim == "rank":
-            os.kill(ranks[0], signal.SIGKILL)
         else:
-            os.kill(ranks[0], signal.SIGSTOP)
+            os.kill(rank, signal.SIGKILL if victim == "rank" else signal.SIGSTOP)
         lease_s = mixed.shape.lease_ms / 1000 if victim == "stopped rank" else 0.0
-        assert await seconds_until_gone([front, *ranks]) < lease_s + SOON_S
-        await asyncio.wait_for(asyncio.gather(*(reader.task for reader in readers)), 120)
-        assert [reader.tokens[0] for reader in readers] == await undisturbed(client)
+        assert await seconds_until_gone([front, rank]) < lease_s + SOON_S
+        assert await ends(readers) == await ends(streams(client))
         assert set(os.listdir("/dev/shm")) <= shared
 
 
@@ -99,7 +97,7 @@ async def test_a_front_that_stops_and_goes_on_takes_no_token(mixed, busy):
         reader = Reader(client.generate([8, *PROMPTS[0]], LONG, request_id=f"stops-{busy}"))
         if busy:
             await reader.until(20, 60)
-            await asyncio.to_thread(migrate, mixed, f"stops-{busy}", "w0")
+            await aside(mixed.migrate, f"stops-{busy}", "w0")
         else:
             await reader.task
         front = mixed.processes["w0"]
@@ -113,43 +111,69 @@ async def test_a_front_that_stops_and_goes_on_takes_no_token(mixed, busy):
         lost = not exists(rank)
         front.resume()
         if lost:
-            await asyncio.to_thread(wait_until, lambda: not front.running, 20, "the front lives without its rank")
+            await aside(wait_until, lambda: not front.running, 20, "the front lives without its rank")
             assert front.exit_code == HANG_STATUS
             assert busy
-        await asyncio.to_thread(mixed.revive)
+        await aside(mixed.revive)
         assert lost or ranks_of(front.pid) == [rank]
         again = Reader(client.generate([8, *PROMPTS[0]], LONG, request_id=f"again-{busy}"))
-        await again.until(20, 60)
-        await asyncio.to_thread(migrate, mixed, f"again-{busy}", "w0")  # which computes as before
+        for place, name in enumerate(("w0", "w1", "w0")):  # which compute as before, and take its blocks along
+            await again.until(20 + 100 * place, 60)
+            moved = await aside(mixed.migrate, f"again-{busy}", name)
+            assert moved is None or moved.num_blocks > 0
         await again.task
         assert reader.tokens == again.tokens
-
-
-def keeps_blocks(cluster: Cluster, name: str) -> bool:
-    return cluster.load(name).num_standby_blocks > 0
 
 
 @pytest.mark.long
 async def test_a_group_computes_prompts_for_others(by_role):
     async with by_role.client() as client:
-        readers = [Reader(client.generate(prompt, params(number))) for number, prompt in enumerate(PROMPTS)]
+        readers = streams(client)
         await asyncio.gather(*(reader.until(20, 60) for reader in readers))
-        owners = {each.owner for each in by_role.admin().ListSequences(admin_pb2.ListSequencesRequest()).sequences}
+        owners = {each.owner for each in by_role.sequences().values()}
         assert owners == {by_role.workers()["w1"].incarnation}
-        await asyncio.gather(*(reader.task for reader in readers))
-        first = [reader.tokens[0] for reader in readers]
+        first = await ends(readers)
         by_role.kill("w0")
-        assert await undisturbed(client) == first
+        assert await ends(streams(client)) == first
 
 
-async def test_a_stream_moves_with_its_blocks_between_groups_of_any_size(mixed):
-    async with mixed.client() as client:
-        alone = Reader(client.generate([7, *PROMPTS[0]], LONG))
-        await alone.task
-        reader = Reader(client.generate([7, *PROMPTS[0]], LONG, request_id="moves"))
-        for place, name in enumerate(["w0", "w1", "w0"]):
-            await reader.until(100 * (place + 1), 60)
-            moved = await asyncio.to_thread(migrate, mixed, "moves", name)
-            assert moved is None or moved.num_blocks > 0
-        await asyncio.wait_for(reader.task, 120)
-        assert reader.tokens == alone.tokens
+class HostsCluster(Cluster):
+    """w0 is a group on two hosts, of which the follower is the other one."""
+
+    def __init__(self, directory, shape):
+        super().__init__(directory, shape)
+        (port,) = ports.pick(1)
+        self._meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
+        command = [sys.executable, "-m", "gpu_worker", "--launcher=torchrun"]
+        self.follower = Process("follower", command, directory / "follower.log", ROOT, self._environment(1))
+
+    def _environment(self, rank):
+        return {**os.environ, **self._meeting, "RANK": str(rank)}
+
+    def start(self):
+        self.follower.start()
+        super().start()
+
+    def _process(self, name):
+        environment = self._environment(0) if name == "w0" else None
+        return Process(name, self._command(name), self.directory / f"{name}.log", ROOT, environment)
+
+
+@pytest.mark.parametrize("parallel", ["--tensor-parallel", "--pipeline-parallel"])
+async def test_a_host_that_is_asked_to_go_has_the_worker_drain(tmp_path, model, parallel):
+    """When one host is asked to go, the worker of both drains, and both end as one."""
+    cluster = HostsCluster(tmp_path / "cluster", shape_of(model, (parallel, "2", "--launcher", "torchrun"), ()))
+    try:
+        cluster.start()
+        assert [rank.rank for rank in cluster.workers()["w0"].ranks] == [0, 1]
+        async with cluster.client() as client:
+            undisturbed, readers = await ends(streams(client)), streams(client)
+            await asyncio.gather(*(reader.until(20, 60) for reader in readers))
+            os.kill(cluster.follower.pid, signal.SIGTERM)
+            assert await ends(readers) == undisturbed
+            both = (cluster.processes["w0"], cluster.follower)
+            await aside(wait_until, lambda: not any(each.running for each in both), 30, "it stays")
+            assert [each.exit_code for each in both] == [0, 0]
+    finally:
+        cluster.stop()
+        cluster.follower.stop()

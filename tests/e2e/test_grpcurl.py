@@ -59,16 +59,8 @@ def test_buf_curl(cluster, oracle):
     """A second client, of another family, by the stable reflection: grpcurl of today knows v1alpha only."""
     data = {"token_ids": {"ids": [1, 2, 3]}, "sampling": {"max_tokens": 6, "temperature": 0}}
     url = f"http://{cluster.endpoints[0]}/octavo.v1.Inference/Generate"
-    command = [
-        tool("buf"),
-        "curl",
-        "--protocol=grpc",
-        "--http2-prior-knowledge",
-        "--reflect-protocol=grpc-v1",
-        "-d",
-        json.dumps(data),
-        url,
-    ]
+    protocol = ["--protocol=grpc", "--http2-prior-knowledge", "--reflect-protocol=grpc-v1"]
+    command = [tool("buf"), "curl", *protocol, "-d", json.dumps(data), url]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     tokens = [token for event in objects(done.stdout) for token in event.get("token_ids", [])]

@@ -64,30 +64,24 @@ def everything(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Install
     return Installed(tmp_path_factory.mktemp("all"), wheel, "all")
 
 
-@pytest.mark.slow
 def test_up_serves_from_a_wheel(everything: Installed, tmp_path: Path) -> None:
     state = tmp_path / "state"
-    alone = [f"{name}={value}" for name, value in everything.environment.items()]
-    command = ["/usr/bin/env", "-i", *alone, str(everything.bin / "octavo"), "up", "--model", str(demo_file())]
-    command += ["--workers", "1", "--json", "--grpc-port", "0", "--state-dir", str(state)]
-    process = Process("up", command, tmp_path / "up.log", everything.home)
+    command = [str(everything.bin / "octavo"), "up", "--model", str(demo_file()), "--workers", "1", "--json"]
+    command += ["--grpc-port", "0", "--state-dir", str(state)]
+    process = Process("up", command, tmp_path / "up.log", everything.home, everything.environment)
     process.start()
     try:
         wait_until(lambda: '"ready": true' in process.log.read_text(), 300, process.tail())
-        told = everything.run(
-            "octavo", "generate", "Once upon a time", "--max-tokens", "8", "--json", "--state-dir", state
-        )
-        assert "finish_reason" in told
+        words = ("generate", "Once upon a time", "--max-tokens", "8", "--json", "--state-dir", state)
+        assert "finish_reason" in everything.run("octavo", *words)
     finally:
         process.stop()
 
 
-@pytest.mark.slow
 def test_the_offline_engine_runs_from_a_wheel(everything: Installed) -> None:
     assert everything.run("python", "-I", "-c", OFFLINE, demo_file()).split()[-1] == "8"
 
 
-@pytest.mark.slow
 def test_doctor_gives_advice_that_fits_a_wheel(everything: Installed) -> None:
     command = [everything.bin / "octavo", "doctor", "--json"]
     options = {"env": everything.environment, "cwd": everything.home}
@@ -97,7 +91,6 @@ def test_doctor_gives_advice_that_fits_a_wheel(everything: Installed) -> None:
     assert checks["extension"]["result"] == "ok", checks["extension"]
 
 
-@pytest.mark.slow
 def test_a_router_from_a_wheel_has_no_torch(wheel: Path, tmp_path: Path) -> None:
     router = Installed(tmp_path, wheel, "router")
     listed = router.run("python", "-m", "pip", "list", "--format", "freeze").lower()

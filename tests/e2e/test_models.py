@@ -1,65 +1,35 @@
 """A model of one's own: `octavo up --model` with a GGUF file, and `octavo generate` beside it."""
 
-import json
 import re
-import subprocess
-import sys
 
 import pytest
 import torch
 import transformers
 from gguf_models import write_gguf, write_values
 from gguf_vocabularies import gemma_vocabulary, unescaped
-from live.cluster import ROOT
-from live.process import Process, wait_until
+from live.up import running_up
 
 from gpu_worker.ops import native
 
 NUM_TOKENS = 24
 
 
-def octavo(command, state_dir, *words):
-    return [sys.executable, "-m", "octavo.cli", command, *map(str, words), "--state-dir", str(state_dir), "--json"]
-
-
-def answer(model, tmp_path, *words, options=("--quantization", "none", "--workers", 1)):
+def answer(model, folder, *words, options=("--quantization", "none", "--workers", 1)):
     """The tokens that `octavo generate` prints for some words, while `octavo up` serves the model."""
-    state, log = tmp_path / "state", tmp_path / "up.log"
-    options = ["--model", model, "--routers", 1, "--grpc-port", 0, "--kv-cache-bytes", "4MiB", *options]
-    up = Process("up", octavo("up", state, *options), log, ROOT)
-    up.start()
-    try:
-        wait_until(lambda: not up.running or '"ready": true' in log.read_text(), 120, "octavo up is not ready")
-        assert up.running, up.tail()
-        words = octavo("generate", state, *words, "--max-tokens", NUM_TOKENS, "--temperature", 0)
-        done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, timeout=60)
-    finally:
-        assert up.stop(40.0) == 0
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)["token_ids"]
+    with running_up(folder, "--model", model, "--routers", 1, "--kv-cache-bytes", "4MiB", *options) as up:
+        return up.run("generate", *words, "--max-tokens", NUM_TOKENS, "--temperature", 0)["token_ids"]
 
 
 def likeliest(model, prompt, output):
     """The tokens of Transformers after the prompt and each beginning of the output."""
     with torch.inference_mode():
-        return (
-            model(torch.tensor([prompt + output]), use_cache=False).logits[0, len(prompt) - 1 : -1].argmax(-1).tolist()
-        )
+        logits = model(torch.tensor([prompt + output]), use_cache=False).logits[0, len(prompt) - 1 : -1]
+    return logits.argmax(-1).tolist()
 
 
-SIZES = {
-    "hidden_size": 256,
-    "intermediate_size": 512,
-    "num_hidden_layers": 3,
-    "max_position_embeddings": 256,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "sliding_window": 16,
-    "eos_token_id": None,
-    "bos_token_id": None,
-    "pad_token_id": None,
-    "tie_word_embeddings": False,
-}
+SIZES = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 3, "max_position_embeddings": 256}
+SIZES |= {"num_attention_heads": 4, "num_key_value_heads": 2, "sliding_window": 16, "tie_word_embeddings": False}
+SIZES |= dict.fromkeys(("eos_token_id", "bos_token_id", "pad_token_id"))
 TEXT = "the quick  brown fox\n\njumps"
 
 
@@ -86,12 +56,8 @@ def test_a_gguf_file_answers_a_chat_as_transformers_does(tmp_path):
     model.save_pretrained(tmp_path / "model")
     file = tmp_path / "model.gguf"
     kinds = {"down_proj": "Q3_K", "o_proj": "IQ4_NL", "embed_tokens": "Q6_K"}
-    values = write_gguf(
-        tmp_path / "model",
-        file,
-        lambda name: kinds.get(name.split(".")[-2], "Q4_0"),
-        describe_tokens=vocabulary.write_to,
-    )
+    kind_of = lambda name: kinds.get(name.split(".")[-2], "Q4_0")  # noqa: E731
+    values = write_gguf(tmp_path / "model", file, kind_of, describe_tokens=vocabulary.write_to)
     decoded = write_values(tmp_path / "model", tmp_path / "decoded", values)
     output = answer(file, tmp_path, "--chat", "--prompt", TEXT, "--ignore-eos")
     assert output == likeliest(transformers.AutoModelForCausalLM.from_pretrained(decoded).eval(), prompt, output)

@@ -3,17 +3,7 @@
 import itertools
 
 import pytest
-from rendered_chart import (
-    INSECURE,
-    PROFILES,
-    all_pods,
-    by_name,
-    component_of,
-    of_kind,
-    programs,
-    settings_of,
-    template,
-)
+from rendered_chart import all_pods, by_name, component_of, of_kind, programs, settings_of, template
 
 from octavo.net.security.roles import PeerRole, roles_in
 from octavo.wire.tls import WORKER_NAME
@@ -67,47 +57,23 @@ def test_names_of_services_stand_in_the_certificates_of_who_answers_there(profil
         assert set(route["spec"]["hostnames"]) <= set(certificates["trial-octavo-router-tls"]["spec"]["dnsNames"])
 
 
-def test_every_secret_that_a_pod_needs_is_made_or_named_in_the_values():
+def test_every_secret_that_a_pod_needs_is_made_or_named_in_the_values(profile):
     given = {
-        "default": set(),
-        "cpu": set(),
-        "gpu": set(),
-        "groups": set(),
         "external-store": {"octavo-store", "octavo-store-tls"},
         "secure": {"octavo-api-keys", "octavo-test-key"},
-        "models": set(),
-        "openshift": set(),
         "cells": {"octavo-router", "octavo-worker", "octavo-client", "store-a", "store-b", "store-c"},
     }
-    assert set(given) == set(PROFILES)
-    for profile, expected in given.items():
-        objects = by_name(template(profile=profile))
-        made = {
-            *of_kind(objects, "Secret"),
-            *(c["spec"]["secretName"] for c in of_kind(objects, "Certificate").values()),
-        }
-        needed = set()
-        for pod in all_pods(objects).values():
-            needed |= {
-                volume["secret"]["secretName"] for volume in pod["spec"].get("volumes", ()) if "secret" in volume
-            }
-            for container in pod["spec"]["containers"]:
-                refs = [entry.get("valueFrom", {}).get("secretKeyRef") for entry in container.get("env", ())]
-                needed |= {ref["name"] for ref in refs if ref}
-        assert needed - made == expected, profile
-
-
-@pytest.mark.parametrize(
-    ("values", "said"),
-    [
-        ("security.certManager.enabled=false", "there is no certificate of the role"),
-        ("security.clientCertificates=false", "give security.apiKeys"),
-        ("security.insecure=true,security.clientCertificates=false", "leave TLS on"),
-        ("security.insecure=true,security.secrets.router=mine", "choose one of them"),
-    ],
-)
-def test_what_would_not_be_secure_is_refused_with_the_remedy(values, said):
-    assert said in template("--set", values, ok=False)
+    objects = by_name(template(profile=profile))
+    made = {*of_kind(objects, "Secret")}
+    made |= {each["spec"]["secretName"] for each in of_kind(objects, "Certificate").values()}
+    needed = set()
+    for pod in all_pods(objects).values():
+        volumes = pod["spec"].get("volumes", ())
+        needed |= {volume["secret"]["secretName"] for volume in volumes if "secret" in volume}
+        for container in pod["spec"]["containers"]:
+            refs = [entry.get("valueFrom", {}).get("secretKeyRef") for entry in container.get("env", ())]
+            needed |= {ref["name"] for ref in refs if ref}
+    assert needed - made == given.get(profile, set())
 
 
 # Which pods can talk to which
@@ -214,6 +180,3 @@ def test_a_gateway_knows_routers_by_a_name_in_their_certificate(cell):
     assert policy["validation"]["caCertificateRefs"] == [
         {"group": "", "kind": "Secret", "name": certificate["secretName"]}
     ]
-    assert "needs routers with TLS" in template(
-        *INSECURE, *options, "--set=security.clientCertificates=true", profile="secure", ok=False
-    )

@@ -19,22 +19,10 @@ SHARED = {
     *("listen", "host", "web_listen", "store", "store_replicas", "log_format", "drain_ms", "insecure"),
     *("tls_cert", "tls_key", "tls_ca"),
 }
+WORKER = ("advertise", "worker_id", "model", "model_name", "device", "role", "launcher", "hosts", "host_rank")
 DECIDED = {
     "router": SHARED | {"admin_listen", "http_listen", "router_id", "client_certificates", "api_keys"},
-    "worker": SHARED
-    | {
-        "advertise",
-        "worker_id",
-        "model",
-        "model_name",
-        "device",
-        "role",
-        "launcher",
-        "hosts",
-        "host_rank",
-        "meeting_at",
-    }
-    | {"meeting_life", "local_world_size"},
+    "worker": SHARED | {*WORKER, "meeting_at", "meeting_life", "local_world_size"},
 }
 
 
@@ -207,6 +195,66 @@ def test_an_unknown_value_is_refused_wherever_it_stands(tmp_path):
     path.write_text(json.dumps(values))
     said = run(tool("helm3"), "template", "trial", CHART, "-f", path, ok=False)
     assert said.count("gizmo") == len(folders), said
+
+
+TWO = "models[0].name=small,models[1].name=large"
+CLAIM = "model.volume.persistentVolumeClaim.claimName"
+SCALED = "{0}.autoscaling.enabled=true,{0}.autoscaling.minReplicas=2,{0}.autoscaling.maxReplicas=1"
+GROUP = "worker.group.size=3"
+SECURE = "ingress.enabled=false,grpcRoute.enabled=true,grpcRoute.parentRefs[0].name=x,grpcRoute.backendTls.enabled=true"
+OWN = "worker.env: {0} is the chart's own: give settings in worker.settings"
+EQUALLY = "has to be a multiple of worker.group.size: each host has equally many"
+
+
+@pytest.mark.parametrize(
+    ("option", "what"),
+    [
+        ("router.settings.threads=4", "threads"),
+        ("worker.settings.store=redis://x", "store"),
+        ("worker.settings.tls_cert=x", "tls_cert"),
+        ("worker.device=tpu", "device"),
+        ("store.url=http://x", "url"),
+        ("modle.path=x", "modle"),
+        ("cells[0].name=Cell_A", "cells.0.name"),
+        ("cells[0].nmae=a", "nmae"),
+        ("cells[0].name=a,store.url=redis://one", "a cell has a store of its own"),
+        ("worker.pools[0].name=a,worker.pools[0].rolle=both", "rolle"),
+        ("store.bundled.replicas=1,store.bundled.persistence.enabled=false", "needs bundled.persistence"),
+        ("grpcRoute.enabled=true", "parentRefs must name a gateway"),
+        ("httpRoute.enabled=true", "parentRefs must name a gateway"),
+        ("ingress.enabled=true", "host must be the name"),
+        ("router.podLabels.octavo/cell=a", "router.podLabels"),  # Services would find other pods than they should
+        ("models[0].name=a,models[0].worker.podLabels.octavo/model=b", "models.0.worker.podLabels"),
+        # Objects of one name, which the API server would see in the midst of an installation.
+        *(
+            (f"{items}[0].name=a,{items}[1].name=a", f"{items}: two have")
+            for items in ("models", "cells", "worker.pools")
+        ),
+        (f"{TWO},models[1].model.name=small", "models: two have the name small"),
+        (f"{TWO},{CLAIM}=models,models[1].{CLAIM}=others", "give each a mountPath of its own"),
+        *((SCALED.format(part), f"octavo-{part}: autoscaling.minReplicas is above") for part in ("router", "worker")),
+        (f"{GROUP},worker.settings.tensor_parallel=4", EQUALLY),
+        (f"{GROUP},worker.settings.pipeline_parallel=4", EQUALLY),
+        (
+            f"{GROUP},worker.settings.tensor_parallel=3,worker.settings.pipeline_parallel=2",
+            "the one has to be a multiple of the other",
+        ),
+        (f"{GROUP},worker.cache.persistent=true", "do not go together"),
+        *(
+            (f"worker.env[0].name={name},worker.env[0].value=4", OWN.format(name))
+            for name in ("OCTAVO_WORKER_THREADS", "HOME", "STORE_PASSWORD")
+        ),
+        # What would not be secure.
+        ("security.certManager.enabled=false", "there is no certificate of the role"),
+        ("security.clientCertificates=false", "give security.apiKeys"),
+        ("security.insecure=true,security.clientCertificates=false", "leave TLS on"),
+        ("security.insecure=true,security.secrets.router=mine", "choose one of them"),
+        (f"{SECURE},security.insecure=true", "needs routers with TLS"),
+    ],
+)
+def test_what_does_not_go_is_refused_by_name_and_with_the_remedy(option, what):
+    said = run(tool("helm3"), "template", "trial", CHART, "--set", option, ok=False)
+    assert what in said or what in re.sub(r"(?<=\w)/(?=\w)", ".", said)
 
 
 def is_value(path):

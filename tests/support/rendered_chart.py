@@ -44,6 +44,24 @@ def promtool(*command):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def promtool_tests(folder, cases, at, rule_files=()):
+    """Each case: series with their values, and what each expression then has for samples, (labels, value)."""
+    tests = [
+        {
+            "interval": "1m",
+            "input_series": [{"series": name, "values": values} for name, values in series.items()],
+            "promql_expr_test": [
+                {"expr": expr, "eval_time": at, "exp_samples": [{"labels": of, "value": v} for of, v in samples]}
+                for expr, samples in expected
+            ],
+        }
+        for series, expected in cases
+    ]
+    path = folder / "promtool_test.yaml"
+    path.write_text(yaml.safe_dump({"rule_files": [*rule_files], "evaluation_interval": "1m", "tests": tests}))
+    promtool("test", "rules", path)
+
+
 @functools.cache
 def template(*options, helm="helm3", profile="default", ok=True):
     values = [] if profile == "default" else ["-f", CHART / f"ci/{profile}-values.yaml"]

@@ -2,8 +2,6 @@
 
 import asyncio
 import json
-import os
-import signal
 import socket
 import sys
 import threading
@@ -17,13 +15,14 @@ from certificates import Certificates
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from guard.processes import exists, state_of
 from live.nursery import NurseryProcess
-from live.process import Process, wait_until
+from live.process import Process, Stoppable, wait_until
 
 from octavo.client import AsyncClient, ClientCredentials
 from octavo.internal.v1 import worker_pb2, worker_pb2_grpc
 from octavo.local import ports
 from octavo.local.embedded import EmbeddedStore
 from octavo.v1 import admin_pb2, admin_pb2_grpc, inference_pb2_grpc
+from octavo.wire import statuses
 from octavo.wire.channel import channel_options
 from octavo.wire.tls import WORKER_NAME
 
@@ -46,13 +45,12 @@ class Shape:
     each_worker: tuple[tuple[str, ...], ...] = ()  # further ones of w0, w1, …
 
 
-class StoreProcess:
+class StoreProcess(Stoppable):
     """The embedded store. It dies with the thread that starts it, so it has one."""
 
     name = "store"
 
     def __init__(self, directory: Path) -> None:
-        self.log = directory / "store.log"
         self._store = EmbeddedStore(directory)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
@@ -63,10 +61,9 @@ class StoreProcess:
         return self._store.url
 
     @property
-    def pid(self) -> int:
-        pid = self._store.pid
-        assert pid is not None
-        return pid
+    def pid(self) -> int:  # type: ignore[override]
+        assert self._store.pid is not None
+        return self._store.pid
 
     @property
     def running(self) -> bool:
@@ -80,26 +77,19 @@ class StoreProcess:
         self._run(self._store.kill())
         assert not state_of(pid), "the store lives on"
 
-    def pause(self) -> None:
-        os.kill(self.pid, signal.SIGSTOP)
-        wait_until(lambda: state_of(self.pid) == "T", 10, "the store does not stop")
-
-    def resume(self) -> None:
-        os.kill(self.pid, signal.SIGCONT)
-        wait_until(lambda: state_of(self.pid) != "T", 10, "the store does not go on")
-
     def stop(self) -> None:
         self._run(self._store.stop())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(10)
         self._loop.close()
 
-    def num_keys(self) -> int:
-        """DBSIZE."""
+    def ask(self, *words: str) -> bytes:
+        """The answer to a command."""
         with socket.socket(socket.AF_UNIX) as connection:
-            connection.connect(self.url.removeprefix("unix://"))
-            connection.sendall(b"DBSIZE\r\n")
-            return int(connection.recv(64).strip().removeprefix(b":"))
+            connection.connect(self.url.removeprefix("unix://").partition("?")[0])
+            parts = [f"${len(word.encode())}\r\n{word}\r\n" for word in words]
+            connection.sendall(f"*{len(words)}\r\n{''.join(parts)}".encode())
+            return connection.recv(100_000)
 
     def _run(self, work: Coroutine[Any, Any, Result]) -> Result:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(60)
@@ -144,22 +134,25 @@ class Cluster:
         running = [process.pid for process in self.processes.values() if process.running]
         return running + ([self.store.pid] if self.store.running else [])
 
+    def process(self, name: str) -> Any:
+        return self.store if name == "store" else self.processes[name]
+
     def kill(self, name: str) -> None:
         """kill -9."""
-        (self.store if name == "store" else self.processes[name]).kill()
+        self.process(name).kill()
 
     def terminate(self, name: str) -> float:
         """SIGTERM to a router or a worker; how many seconds it took to end, with status 0."""
-        return self.processes[name].terminate()
+        return float(self.process(name).terminate())
 
     def spawn(self, name: str) -> None:
-        (self.store if name == "store" else self.processes[name]).start()
+        self.process(name).start()
 
     def pause(self, name: str) -> None:
-        self.processes[name].pause()
+        self.process(name).pause()
 
     def resume(self, name: str) -> None:
-        self.processes[name].resume()
+        self.process(name).resume()
 
     def revive(self) -> None:
         """Starts whatever does not run, and waits until all are ready."""
@@ -240,11 +233,49 @@ class Cluster:
         finally:
             watch.cancel()
 
+    def sequences(self) -> dict[str, Any]:
+        """What the first router lists, by request."""
+        listed = self.admin().ListSequences(admin_pb2.ListSequencesRequest(), timeout=10).sequences
+        return {each.request_id: each for each in listed}
+
+    def owner(self, request_id: str) -> str:
+        """The name of the worker that runs it; empty if none does."""
+        found = self.sequences().get(request_id)
+        return next(
+            (name for name, worker in self.workers().items() if found and worker.incarnation == found.owner), ""
+        )
+
+    # What operators do
+
+    def migrate(self, request_id: str, to: str = "", router: int = 0) -> admin_pb2.MigrateResponse | None:
+        """To a worker of this name, or to any other one. None if it is there already."""
+        if to and self.owner(request_id) == to:
+            return None
+        with statuses.serving_errors():
+            asked = admin_pb2.MigrateRequest(request_id=request_id, worker_id=to)
+            return self.admin(router).Migrate(asked, timeout=30)
+
+    def swap(self, request_id: str, operation: str) -> int:
+        """OUT, IN or DROP; how many blocks moved, or were given back."""
+        found = self.sequences()[request_id]
+        item = worker_pb2.SwapItem(seq_id=found.seq_id, epoch=found.epoch, operation=f"SWAP_OPERATION_{operation}")
+        asked = worker_pb2.SwapRequest(items=[item])
+        [result] = self.worker(self.owner(request_id)).Swap(asked, timeout=30).results
+        assert not result.HasField("failure"), result
+        return int(result.num_blocks)
+
+    def drain(self, name: str, *, undo: bool = False) -> list[admin_pb2.DrainWorkerResponse]:
+        """Drains a worker, or ends that; its progress."""
+        asked = admin_pb2.DrainWorkerRequest(worker_id=name, grace_ms=30_000, undo=undo)
+        return list(self.admin().DrainWorker(asked, timeout=60))
+
+    # Waiting
+
     def wait_ready(self) -> None:
         """All processes serve, and every router would place on every worker."""
-        wait_until(self._ready, self.shape.start_s, "the cluster is not ready")
+        wait_until(self.is_ready, self.shape.start_s, "the cluster is not ready")
 
-    def _ready(self) -> bool:
+    def is_ready(self) -> bool:
         for process in self.processes.values():
             assert process.running, f"{process.name} has ended:\n{process.tail()}"
         everybody = [*self.endpoints, *self.worker_endpoints.values()]

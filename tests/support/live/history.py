@@ -16,7 +16,7 @@ class History:
     tokens: dict[int, list[int]] = field(default_factory=dict)
     texts: dict[int, str] = field(default_factory=dict)
     finishes: dict[int, FinishReason] = field(default_factory=dict)
-    num_events: int = 0
+    times: list[float] = field(default_factory=list)  # of the call, and of each event, where they are noted
     ended: bool = False
 
     def add(self, event: Event) -> None:
@@ -34,7 +34,6 @@ class History:
         if event.finish_reason:
             self.finishes[branch] = event.finish_reason
         self.ended = event.finished is not None
-        self.num_events += 1
 
     def check(self, expected: Iterable[Expected]) -> None:
         """The stream is complete, and says what an undisturbed run says."""

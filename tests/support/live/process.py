@@ -5,7 +5,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -18,14 +18,31 @@ TAIL_BYTES = 6000
 SPAWNER = ThreadPoolExecutor(1)  # a child dies with the thread that started it, so that is one that stays
 
 
-class Process:
+class Stoppable:
+    """What has a name and a process id, and can be stopped for a while."""
+
+    name: str
+    pid: int
+
+    def pause(self) -> None:
+        """SIGSTOP; returns when every thread has stopped."""
+        os.kill(self.pid, signal.SIGSTOP)
+        wait_until(lambda: state_of(self.pid) == "T", 10, f"{self.name} does not stop")
+
+    def resume(self) -> None:
+        assert state_of(self.pid) == "T", f"{self.name} was not stopped all the time"
+        os.kill(self.pid, signal.SIGCONT)
+        wait_until(lambda: state_of(self.pid) != "T", 10, f"{self.name} does not go on")
+
+
+class Process(Stoppable):
     """A program that dies with the test run, however that ends; its output goes to `log`."""
 
-    def __init__(self, name: str, command: Sequence[str], log: Path, cwd: Path) -> None:
-        self.name = name
-        self.log = log
-        self._command = list(command)
-        self._cwd = cwd
+    def __init__(
+        self, name: str, command: Sequence[str], log: Path, cwd: Path, environment: Mapping[str, str] | None = None
+    ) -> None:
+        self.name, self.log, self._command, self._cwd = name, log, list(command), cwd
+        self.environment = environment  # None: that of this process
         self._popen: Any = None  # subprocess.Popen, or what has its methods
 
     @property
@@ -52,6 +69,7 @@ class Process:
                 stdout=log,
                 stderr=log,
                 cwd=self._cwd,
+                env=self.environment,
                 start_new_session=True,
             ).result()
 
@@ -73,16 +91,6 @@ class Process:
         code = self._popen.wait(timeout_s)
         assert code == 0, f"{self.name} ended with {code}:\n{self.tail()}"
         return time.monotonic() - began
-
-    def pause(self) -> None:
-        """SIGSTOP; returns when every thread has stopped."""
-        os.kill(self.pid, signal.SIGSTOP)
-        wait_until(lambda: state_of(self.pid) == "T", 10, f"{self.name} does not stop")
-
-    def resume(self) -> None:
-        assert state_of(self.pid) == "T", f"{self.name} was not stopped all the time"
-        os.kill(self.pid, signal.SIGCONT)
-        wait_until(lambda: state_of(self.pid) != "T", 10, f"{self.name} does not go on")
 
     def stop(self, grace_s: float = 20.0) -> int:
         """SIGTERM; the exit code. Killed if it does not end in time."""

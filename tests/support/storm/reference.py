@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from live.client_loops import varied_request
+from live.traffic import varied_request
 from live.oracle import Expected, Oracle, cut
 from storm.stream_log import params_of, sampling_of
 

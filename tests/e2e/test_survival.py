@@ -1,0 +1,108 @@
+"""Streams of models of every kind survive what happens to workers: a move with its blocks, swaps, and kill -9."""
+
+import asyncio
+
+import pytest
+import torch
+import transformers
+from encoded_types import TinyEncoded
+from folder_llama import save_noisy
+from folder_qwen_vl import file_of, folder_qwen_vl, picture, shown, text_part
+from live.cluster import Shape
+from live.fixtures import whole
+from live.reader import Reader
+from transformers_types import DELTA, THREE_LINEAR, WIDE
+
+from octavo.client import SamplingParams
+
+pytestmark = pytest.mark.timeout(600)  # workers import torch and transformers, and others may need the cores
+GREEDY = SamplingParams(temperature=0.0, max_tokens=240, ignore_eos=True)
+WAIT_S = 120.0
+END = 258  # the token after a text, where a model has an encoder
+
+
+class Encoded:
+    """A model with an encoder. One of its prompts is a text."""
+
+    prompts = ("the house is wonderful", *([number + 3, *range(40, 90)] for number in range(2)))
+
+    def __init__(self, name, folder):
+        self.tiny = TinyEncoded(name, folder, **({"max_position_embeddings": 1024} if name == "bart" else {}))
+        self.folder = self.tiny.directory
+
+    def likeliest(self, prompt, output):
+        encoded = [*map(ord, prompt), END] if isinstance(prompt, str) else prompt
+        decoded = [*self.tiny.start, *output]
+        return self.tiny.logits(encoded, decoded)[len(self.tiny.start) - 1 : -1].argmax(-1).tolist()
+
+
+class Hybrid:
+    """Three layers of gated delta nets for one of attention."""
+
+    prompts = tuple([number, *range(30, 90)] for number in range(3))
+
+    def __init__(self, name, folder):
+        torch.manual_seed(1)
+        sizes = {**WIDE, **DELTA, **THREE_LINEAR, "vocab_size": 257, "max_position_embeddings": 2048}
+        config = transformers.Qwen3_5TextConfig(**sizes)
+        save_noisy(transformers.AutoModelForCausalLM.from_config(config), folder)
+        self.folder = folder
+
+    def likeliest(self, prompt, output):
+        model = transformers.AutoModelForCausalLM.from_pretrained(self.folder).eval()
+        with torch.inference_mode():
+            logits = model(torch.tensor([prompt + output]), use_cache=False).logits[0, len(prompt) - 1 : -1]
+        return logits.argmax(-1).tolist()
+
+
+class Sighted:
+    """A model that takes pictures. It must say what it says undisturbed."""
+
+    parts = (shown(file_of(picture(150, 90))), text_part(" and "), shown(file_of(picture(60, 130, seed=3))))
+    prompts = ([{"role": "user", "content": list(parts)}],)
+    likeliest = None
+
+    def __init__(self, name, folder):
+        self.folder = folder_qwen_vl(folder)
+
+
+KINDS = {"bart": Encoded, "t5-gated": Encoded, "qwen-vl": Sighted, "hybrid": Hybrid}
+
+
+@pytest.fixture(params=["bart", "t5-gated", "qwen-vl", pytest.param("hybrid", marks=pytest.mark.long)])
+def kind(request, tmp_path):
+    return KINDS[request.param](request.param, tmp_path / "model")
+
+
+@pytest.fixture
+def pair(clusters, kind):
+    model = ("--model", str(kind.folder), "--threads", "1", "--kv-cache-bytes", "64MiB", "--swap-bytes", "16MiB")
+    model += ("--speculation", "off")  # else a stream ends before all has happened to it
+    yield from whole(clusters(Shape(routers=1, workers=2, runner="model", start_s=300.0, worker_args=model)))
+
+
+def pictures_in(store):
+    """Of how many sequences the store has pictures."""
+    return store.ask("KEYS", "*:pictures").count(b":pictures")
+
+
+async def test_streams_survive_what_happens_to_workers(pair, kind):
+    aside = asyncio.to_thread
+    async with pair.client() as client:
+        undisturbed = [Reader(client.generate(prompt, GREEDY)) for prompt in kind.prompts[: not kind.likeliest]]
+        await asyncio.gather(*(reader.task for reader in undisturbed))
+        readers = [Reader(client.generate(p, GREEDY, request_id=f"s{n}")) for n, p in enumerate(kind.prompts)]
+        await asyncio.gather(*(reader.until(12, WAIT_S) for reader in readers))
+        assert pictures_in(pair.store) == (isinstance(kind, Sighted))
+        first = await aside(pair.owner, "s0")
+        assert (await aside(pair.migrate, "s0", "w1" if first == "w0" else "w0")).num_blocks > 0
+        for operation, num_tokens in (("OUT", 0), ("IN", 40), ("DROP", 55)):
+            assert await aside(pair.swap, "s0", operation) > 0
+            await readers[0].until(num_tokens, WAIT_S)
+        pair.kill(await aside(pair.owner, "s0"))
+        await asyncio.wait_for(asyncio.gather(*(reader.task for reader in readers)), WAIT_S)
+    for prompt, reader in zip(kind.prompts, readers, strict=True):
+        output = reader.tokens[0]
+        assert len(output) == GREEDY.max_tokens
+        assert output == (kind.likeliest(prompt, output) if kind.likeliest else undisturbed[0].tokens[0])
+    assert pictures_in(pair.store) == 0, "a sequence that has ended needs no pictures"
