@@ -14,6 +14,14 @@ ROUTER = sys.argv[1]
 BASE = f"{ROUTER}/v1"
 MODEL, *CHOSEN = sys.argv[2:]
 CASES: list[Callable[[], Any]] = []
+TELL, WHO = "Tell me a story of the sea.", "Invent a person with a name, an age and a mood. Answer in JSON."
+STORY, ASKED_WHO = ([{"role": "user", "content": text}] for text in (TELL, WHO))
+CITY = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Oslo", "Rome"]}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
 
 
 def case(function: Callable[[], Any]) -> Callable[[], Any]:
@@ -23,7 +31,11 @@ def case(function: Callable[[], Any]) -> Callable[[], Any]:
     return function
 
 
-def run() -> None:
+def run(**further: Callable[[], Any]) -> None:
+    """Answers all lines; `further` are cases that need no more than an expression."""
+    for name, function in further.items():
+        function.__name__ = name
+        case(function)
     for _ in sys.stdin:
         for function in CASES:
             line = {"case": function.__name__}

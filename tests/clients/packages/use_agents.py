@@ -11,20 +11,14 @@ from agents import (
     function_tool,
     set_tracing_disabled,
 )
-from cases import BASE, MODEL, case, run
+from cases import BASE, MODEL, run
 from openai import AsyncOpenAI
-from pydantic import BaseModel
+from typed import Person
 
 set_tracing_disabled(True)
 client = AsyncOpenAI(base_url=BASE, api_key="none", max_retries=9)
 chat_model = OpenAIChatCompletionsModel(MODEL, openai_client=client)
 responses_model = OpenAIResponsesModel(MODEL, openai_client=client)
-
-
-class Person(BaseModel):
-    name: str
-    age: int
-    mood: Literal["calm", "merry"]
 
 
 called: list[list[str]] = []
@@ -66,14 +60,7 @@ def talk(model):
     return [list(call) for call in called], output.model_dump()
 
 
-@case
-def agent_of_chats():
-    return talk(chat_model)
-
-
-@case
-def agent_of_responses():
-    return talk(responses_model)
-
-
-run()
+run(
+    agent_of_chats=lambda: talk(chat_model),
+    agent_of_responses=lambda: talk(responses_model),
+)

@@ -1,7 +1,7 @@
 """DSPy: a signature by its JSON adapter, a plain call, several outputs, vectors."""
 
 import dspy
-from cases import BASE, MODEL, case, run
+from cases import BASE, MODEL, TELL, case, run
 
 model = dspy.LM(
     f"openai/{MODEL}", api_base=BASE, api_key="none", temperature=0.0, max_tokens=200, cache=False, num_retries=9
@@ -24,19 +24,12 @@ def typed_signature():
 
 
 @case
-def plain():
-    return model("Tell me a story of the sea.", max_tokens=40)
-
-
-@case
-def several():
-    return model("Name a sea.", max_tokens=16, n=2)
-
-
-@case
 def vectors():
     embedder = dspy.Embedder(f"openai/{MODEL}", api_base=BASE, api_key="none", caching=False)
     return embedder(["The sea.", "A ship."])[:, :8].tolist()
 
 
-run()
+run(
+    plain=lambda: model(TELL, max_tokens=40),
+    several=lambda: model("Name a sea.", max_tokens=16, n=2),
+)

@@ -1,8 +1,6 @@
 """Haystack: generators in a pipeline, a stream, tools and an agent of theirs, a schema, responses, vectors."""
 
-from typing import Annotated, Literal
-
-from cases import BASE, MODEL, case, run
+from cases import BASE, MODEL, TELL, WHO, case, run
 from haystack import Document, Pipeline
 from haystack.components.builders import ChatPromptBuilder
 from haystack.components.embedders import OpenAIDocumentEmbedder, OpenAITextEmbedder
@@ -10,7 +8,7 @@ from haystack.components.generators.chat import OpenAIChatGenerator, OpenAIRespo
 from haystack.dataclasses import ChatMessage
 from haystack.tools import create_tool_from_function
 from haystack.utils import Secret
-from pydantic import BaseModel
+from typed import Person, weather
 
 ROUTER = {
     "api_base_url": BASE,
@@ -19,13 +17,6 @@ ROUTER = {
     "max_retries": 9,
     "timeout": 600.0,
 }
-STORY = "Tell me a story of the sea."
-
-
-class Person(BaseModel):
-    name: str
-    age: int
-    mood: Literal["calm", "merry"]
 
 
 def generator(max_tokens=60, **options):
@@ -33,11 +24,6 @@ def generator(max_tokens=60, **options):
     return OpenAIChatGenerator(
         **ROUTER, **options, generation_kwargs={"temperature": 0, "max_completion_tokens": max_tokens, **more}
     )
-
-
-def weather(city: Annotated[Literal["Oslo", "Rome"], "the city"]) -> str:
-    """The weather of a city."""
-    return f"rain in {city}"
 
 
 @case
@@ -54,14 +40,14 @@ def pipeline():
 @case
 def stream():
     parts = []
-    whole = generator(streaming_callback=lambda chunk: parts.append(chunk.content)).run([ChatMessage.from_user(STORY)])
+    whole = generator(streaming_callback=lambda chunk: parts.append(chunk.content)).run([ChatMessage.from_user(TELL)])
     assert "".join(parts) == whole["replies"][0].text
     return "".join(parts)
 
 
 @case
 def schema():
-    asked = ChatMessage.from_user("Invent a person with a name, an age and a mood. Answer in JSON.")
+    asked = ChatMessage.from_user(WHO)
     reply = generator(200, generation_kwargs={"response_format": Person}).run([asked])["replies"][0]
     return Person.model_validate_json(reply.text).model_dump()
 
@@ -79,7 +65,7 @@ def tools():
 @case
 def responses():
     made = OpenAIResponsesChatGenerator(**ROUTER, generation_kwargs={"temperature": 0, "max_output_tokens": 40})
-    return made.run([ChatMessage.from_user(STORY)])["replies"][0].text
+    return made.run([ChatMessage.from_user(TELL)])["replies"][0].text
 
 
 @case

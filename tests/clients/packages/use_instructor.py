@@ -1,18 +1,13 @@
 """instructor: a model of Pydantic in each of its modes for OpenAI's API; partial and iterable answers."""
 
-from typing import Any, Literal
+from typing import Any
 
 import instructor
 import openai
 from cases import BASE, MODEL, case, run
 from instructor import Mode
 from pydantic import BaseModel
-
-
-class Person(BaseModel):
-    name: str
-    age: int
-    mood: Literal["calm", "merry"]
+from typed import Person
 
 
 class Remark(BaseModel):

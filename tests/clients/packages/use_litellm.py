@@ -1,29 +1,14 @@
 """LiteLLM as a library: chats, streams, schemas, tools, completions, responses, vectors, scores; also as Anthropic."""
 
 import json
-from typing import Literal
 
 import litellm
-from cases import BASE, MODEL, ROUTER, case, run
-from pydantic import BaseModel
+from cases import ASKED_WHO, BASE, CITY, MODEL, ROUTER, STORY, case, run
+from typed import Person
 
 OPENAI = {"model": f"openai/{MODEL}", "api_base": BASE, "api_key": "none", "num_retries": 9}
 EVEN = {**OPENAI, "temperature": 0}
-STORY = [{"role": "user", "content": "Tell me a story of the sea."}]
-WHO = [{"role": "user", "content": "Invent a person with a name, an age and a mood. Answer in JSON."}]
-CITY = {
-    "type": "object",
-    "properties": {"city": {"enum": ["Oslo", "Rome"]}},
-    "required": ["city"],
-    "additionalProperties": False,
-}
 TOOL = {"type": "function", "function": {"name": "weather", "description": "The weather of a city", "parameters": CITY}}
-
-
-class Person(BaseModel):
-    name: str
-    age: int
-    mood: Literal["calm", "merry"]
 
 
 def text_of(stream):
@@ -37,20 +22,6 @@ def chat():
 
 
 @case
-def stream():
-    return text_of(litellm.completion(messages=STORY, max_tokens=100, stream=True, **EVEN))
-
-
-@case
-def hosted_vllm():
-    return (
-        litellm.completion(messages=STORY, max_tokens=24, **{**EVEN, "model": f"hosted_vllm/{MODEL}"})
-        .choices[0]
-        .message.content
-    )
-
-
-@case
 def anthropic_stream():
     asked = {"model": f"anthropic/{MODEL}", "api_base": ROUTER, "api_key": "none", "temperature": 0, "max_tokens": 60}
     return text_of(litellm.completion(messages=STORY, stream=True, **asked))
@@ -58,7 +29,7 @@ def anthropic_stream():
 
 @case
 def schema():
-    text = litellm.completion(messages=WHO, response_format=Person, **EVEN).choices[0].message.content
+    text = litellm.completion(messages=ASKED_WHO, response_format=Person, **EVEN).choices[0].message.content
     return Person.model_validate_json(text).model_dump()
 
 
@@ -83,14 +54,17 @@ def responses():
 
 
 @case
-def vectors():
-    return [item["embedding"][:8] for item in litellm.embedding(input=["The sea.", "A ship."], **OPENAI).data]
-
-
-@case
 def scores():
     asked = {"model": f"hosted_vllm/{MODEL}", "api_base": BASE, "api_key": "none"}
     return [item["index"] for item in litellm.rerank(query="The sea", documents=["A cat.", "A ship."], **asked).results]
 
 
-run()
+run(
+    stream=lambda: text_of(litellm.completion(messages=STORY, max_tokens=100, stream=True, **EVEN)),
+    hosted_vllm=lambda: (
+        litellm.completion(messages=STORY, max_tokens=24, **{**EVEN, "model": f"hosted_vllm/{MODEL}"})
+        .choices[0]
+        .message.content
+    ),
+    vectors=lambda: [item["embedding"][:8] for item in litellm.embedding(input=["The sea.", "A ship."], **OPENAI).data],
+)

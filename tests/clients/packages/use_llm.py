@@ -7,7 +7,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from cases import BASE, MODEL, case, run
+from cases import BASE, MODEL, TELL, case, run
 
 HOME = Path(tempfile.mkdtemp(prefix="llm-"))
 FILE = f"""- model_id: octavo
@@ -33,16 +33,6 @@ def prompt(*arguments, max_tokens):
 
 
 @case
-def whole():
-    return prompt("Tell me a story of the sea.", "--no-stream", max_tokens=32)
-
-
-@case
-def stream():
-    return prompt("Tell me a story of the sea.", max_tokens=100)
-
-
-@case
 def schema():
     person = json.loads(
         prompt("Invent a person with a name and an age. Answer in JSON.", "--schema", "name, age int", max_tokens=100)
@@ -64,4 +54,7 @@ def conversation():
 
 
 HOME.joinpath("extra-openai-models.yaml").write_text(FILE)
-run()
+run(
+    whole=lambda: prompt(TELL, "--no-stream", max_tokens=32),
+    stream=lambda: prompt(TELL, max_tokens=100),
+)

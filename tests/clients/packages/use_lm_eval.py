@@ -5,7 +5,7 @@ import tempfile
 from pathlib import Path
 
 import lm_eval
-from cases import BASE, MODEL, case, run
+from cases import BASE, MODEL, run
 from lm_eval.tasks import TaskManager
 
 FOLDER = Path(tempfile.mkdtemp(prefix="lm-eval-"))
@@ -51,29 +51,14 @@ def evaluate(model, path, task, **options):
     return [sample["resps"] for sample in samples]
 
 
-@case
-def likelihoods():
-    return evaluate("local-completions", "completions", "tiny_choices")
-
-
-@case
-def likelihoods_of_texts():
-    return evaluate("local-completions", "completions", "tiny_choices", tokenized_requests=False)
-
-
-@case
-def texts():
-    return evaluate("local-completions", "completions", "tiny_texts")
-
-
-@case
-def chats():
-    return evaluate("local-chat-completions", "chat/completions", "tiny_texts")
-
-
 data = FOLDER / "questions.jsonl"
 data.write_text("\n".join(map(json.dumps, QUESTIONS)))
 for name, text in (("choices", CHOICES), ("texts", TEXTS)):
     FOLDER.joinpath(f"{name}.yaml").write_text(text.format(data=data))
 tasks = TaskManager(include_path=str(FOLDER), include_defaults=False)
-run()
+run(
+    likelihoods=lambda: evaluate("local-completions", "completions", "tiny_choices"),
+    likelihoods_of_texts=lambda: evaluate("local-completions", "completions", "tiny_choices", tokenized_requests=False),
+    texts=lambda: evaluate("local-completions", "completions", "tiny_texts"),
+    chats=lambda: evaluate("local-chat-completions", "chat/completions", "tiny_texts"),
+)

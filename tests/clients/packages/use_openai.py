@@ -7,31 +7,16 @@ import runpy
 from contextlib import redirect_stdout
 from pathlib import Path
 from tempfile import NamedTemporaryFile
-from typing import Literal
 
 import openai
-from cases import BASE, MODEL, case, run
-from pydantic import BaseModel
+from cases import ASKED_WHO, BASE, CITY, MODEL, STORY, WHO, case, run
+from typed import Person
 
 client = openai.OpenAI(base_url=BASE, api_key="none", max_retries=9)
-STORY = [{"role": "user", "content": "Tell me a story of the sea."}]
 EVEN = {"model": MODEL, "temperature": 0}
 
 
-class Person(BaseModel):
-    name: str
-    age: int
-    mood: Literal["calm", "merry"]
-
-
-WHO = [{"role": "user", "content": "Invent a person with a name, an age and a mood. Answer in JSON."}]
-WEATHER = {
-    "type": "object",
-    "properties": {"city": {"enum": ["Oslo", "Rome"]}},
-    "required": ["city"],
-    "additionalProperties": False,
-}
-TOOL = {"name": "weather", "description": "The weather of a city", "parameters": WEATHER, "strict": True}
+TOOL = {"name": "weather", "description": "The weather of a city", "parameters": CITY, "strict": True}
 ASK = {
     "messages": [{"role": "user", "content": "How is the weather in Oslo?"}],
     "tools": [{"type": "function", "function": TOOL}],
@@ -69,24 +54,15 @@ def agent_of_the_docs():
 
 
 @case
-def parse():
-    return (
-        client.chat.completions.parse(messages=WHO, response_format=Person, **EVEN)
-        .choices[0]
-        .message.parsed.model_dump()
-    )
-
-
-@case
 def parse_stream():
-    with client.chat.completions.stream(messages=WHO, response_format=Person, **EVEN) as events:
+    with client.chat.completions.stream(messages=ASKED_WHO, response_format=Person, **EVEN) as events:
         return events.get_final_completion().choices[0].message.parsed.model_dump()
 
 
 @case
 def json_object():
     answer = client.chat.completions.create(
-        messages=WHO, response_format={"type": "json_object"}, max_tokens=200, **EVEN
+        messages=ASKED_WHO, response_format={"type": "json_object"}, max_tokens=200, **EVEN
     )
     return isinstance(json.loads(answer.choices[0].message.content), dict), answer.choices[0].message.content
 
@@ -121,7 +97,7 @@ def completion():
 def responses():
     answer = client.responses.create(input="Tell me of the sea.", max_output_tokens=32, **EVEN)
     more = client.responses.create(input="And of ships.", max_output_tokens=32, previous_response_id=answer.id, **EVEN)
-    parsed = client.responses.parse(input=WHO[0]["content"], text_format=Person, **EVEN).output_parsed
+    parsed = client.responses.parse(input=WHO, text_format=Person, **EVEN).output_parsed
     return answer.output_text, more.output_text, parsed.model_dump()
 
 
@@ -150,4 +126,10 @@ def errors():
         return error.code, error.param
 
 
-run()
+run(
+    parse=lambda: (
+        client.chat.completions.parse(messages=ASKED_WHO, response_format=Person, **EVEN)
+        .choices[0]
+        .message.parsed.model_dump()
+    ),
+)

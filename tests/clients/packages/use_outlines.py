@@ -5,42 +5,14 @@ from typing import Literal
 
 import openai
 import outlines
-from cases import BASE, MODEL, case, run
+from cases import BASE, MODEL, TELL, WHO, case, run
 from outlines.types import CFG, Regex
-from pydantic import BaseModel
-
-
-class Person(BaseModel):
-    name: str
-    age: int
-    mood: Literal["calm", "merry"]
-
+from typed import Person
 
 client = openai.OpenAI(base_url=BASE, api_key="none", max_retries=9)
 as_openai = outlines.from_openai(client, MODEL)
 as_vllm = outlines.from_vllm(client, MODEL)
 EVEN = {"temperature": 0, "max_tokens": 100}
-WHO = "Invent a person with a name, an age and a mood. Answer in JSON."
-
-
-@case
-def text():
-    return as_openai("Tell me a story of the sea.", temperature=0, max_tokens=32)
-
-
-@case
-def stream():
-    return "".join(as_vllm.stream("Tell me a story of the sea.", **EVEN))
-
-
-@case
-def schema():
-    return Person.model_validate_json(as_openai(WHO, Person, **EVEN)).model_dump()
-
-
-@case
-def vllm_schema():
-    return Person.model_validate_json(as_vllm(WHO, Person, **EVEN)).model_dump()
 
 
 @case
@@ -64,4 +36,9 @@ def grammar():
     return found
 
 
-run()
+run(
+    text=lambda: as_openai(TELL, temperature=0, max_tokens=32),
+    stream=lambda: "".join(as_vllm.stream(TELL, **EVEN)),
+    schema=lambda: Person.model_validate_json(as_openai(WHO, Person, **EVEN)).model_dump(),
+    vllm_schema=lambda: Person.model_validate_json(as_vllm(WHO, Person, **EVEN)).model_dump(),
+)

@@ -2,22 +2,17 @@
 
 from typing import Literal
 
-from cases import BASE, MODEL, case, run
+from cases import BASE, MODEL, TELL, WHO, case, run
 from openai import AsyncOpenAI
 from pydantic import BaseModel
 from pydantic_ai import Agent, NativeOutput, PromptedOutput, ToolOutput, UsageLimits
 from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.providers.openai import OpenAIProvider
+from typed import Person
 
 provider = OpenAIProvider(openai_client=AsyncOpenAI(base_url=BASE, api_key="none", max_retries=9))
 chat_model = OpenAIChatModel(MODEL, provider=provider)
 EVEN = {"temperature": 0, "max_tokens": 200}
-
-
-class Person(BaseModel):
-    name: str
-    age: int
-    mood: Literal["calm", "merry"]
 
 
 class Remark(BaseModel):
@@ -26,31 +21,8 @@ class Remark(BaseModel):
     remark: str = ""
 
 
-WHO = "Invent a person with a name, an age and a mood. Answer in JSON."
-
-
 def typed(output, model=chat_model):
     return Agent(model, output_type=output, model_settings=EVEN, retries=3).run_sync(WHO).output.model_dump()
-
-
-@case
-def tool_output():
-    return typed(ToolOutput(Person))
-
-
-@case
-def native_output():
-    return typed(NativeOutput(Person))
-
-
-@case
-def prompted_output():
-    return typed(PromptedOutput(Remark))
-
-
-@case
-def native_output_of_a_response():
-    return typed(NativeOutput(Person), OpenAIResponsesModel(MODEL, provider=provider))
 
 
 @case
@@ -80,8 +52,13 @@ def two_tools():
 
 @case
 def stream():
-    result = Agent(chat_model, model_settings=EVEN).run_stream_sync("Tell me a story of the sea.")
+    result = Agent(chat_model, model_settings=EVEN).run_stream_sync(TELL)
     return "".join(result.stream_text(delta=True))
 
 
-run()
+run(
+    tool_output=lambda: typed(ToolOutput(Person)),
+    native_output=lambda: typed(NativeOutput(Person)),
+    prompted_output=lambda: typed(PromptedOutput(Remark)),
+    native_output_of_a_response=lambda: typed(NativeOutput(Person), OpenAIResponsesModel(MODEL, provider=provider)),
+)
