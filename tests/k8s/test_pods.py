@@ -3,14 +3,12 @@
 import json
 import re
 import shlex
-import shutil
 import socket
 import ssl
 import subprocess
 import sys
 import urllib.error
 import urllib.request
-from contextlib import contextmanager
 from pathlib import Path
 
 import grpc
@@ -40,39 +38,76 @@ def store(tmp_path):
     made.stop()
 
 
-class Pods:
-    """Routers and workers of a rendered chart on this machine: other ports, and folders in place of mounts."""
+class Pod:
+    """A router or a worker of a rendered chart on this machine: other ports, and folders in place of mounts."""
 
-    def __init__(self, objects, store, folder, secrets):
-        self.folder = folder
-        self.containers = {component: (pod, container) for component, pod, container in programs(objects)}
-        self._store = store
-        self._secrets = secrets  # folders by the names of Secrets
-        self._processes = []
-        self.ports = dict(zip(("grpc", "http", "web"), ports.pick(3), strict=True))  # of the router
+    def __init__(self, pods, component, index=0, runner=""):
+        self.spec, self.container = pods.containers[component]
+        self._pods, self._prefix = pods, f"OCTAVO_{component.upper()}"
+        name, folder = f"{component}-{index}", pods.folder
+        self.environment = self._environment(f"trial-{name}", pods.ports[component].pop(0), runner)
+        command = [str(BIN / "octavo"), component, *self.container.get("args", [])]
+        self.process = Process(name, command, folder / f"{name}.log", folder, self.environment)
+        self.process.start()
 
-    def environment(self, component, index=0, runner=""):
+    def _environment(self, name, ports, runner):
         """The variables of the container, and what this machine changes about them."""
-        pod, container = self.containers[component]
-        known = {"metadata.name": f"trial-{component}-{index}", "status.podIP": "127.0.0.1"}
+        known = {"metadata.name": name, "status.podIP": "127.0.0.1"}
         env = {"PATH": f"{BIN}:/usr/bin:/bin"}
-        for entry in container["env"]:
+        for entry in self.container["env"]:
             source = entry.get("valueFrom", {})
             field = source.get("fieldRef", {}).get("fieldPath")
-            value = known[field] if field else self._store.url if source else entry["value"]
-            env[entry["name"]] = self.at_mounts(value.replace("$(POD_IP)", "127.0.0.1"), pod["spec"], container)
-        env["HOME"] = str(self.folder)
-        prefix = f"OCTAVO_{component.upper()}"
-        env[f"{prefix}_STORE"] = self._store.url
-        if component == "router":
-            names = {"grpc": "LISTEN", "http": "HTTP_LISTEN", "web": "WEB_LISTEN"}
-            env |= {f"{prefix}_{name}": f"0.0.0.0:{self.ports[port]}" for port, name in names.items()}
-            env[f"{prefix}_ADMIN_LISTEN"] = "127.0.0.1:0"
-        else:
-            grpc_port, web_port = ports.pick(2)
-            env |= {f"{prefix}_LISTEN": f"0.0.0.0:{grpc_port}", f"{prefix}_WEB_LISTEN": f"0.0.0.0:{web_port}"}
-            env |= {f"{prefix}_RUNNER": runner, f"{prefix}_STEP_DELAY_MS": "8"} if runner else {}
-        return env
+            value = known[field] if field else self._pods.store.url if source else entry["value"]
+            value = value.replace("$(POD_IP)", "127.0.0.1")
+            env[entry["name"]] = self._pods.at_mounts(value, self.spec, self.container)
+        own = {f"{listen}LISTEN": f"0.0.0.0:{port}" for listen, port in zip(("", "WEB_", "HTTP_"), ports, strict=False)}
+        own |= {"STORE": self._pods.store.url} | ({"RUNNER": runner, "STEP_DELAY_MS": "8"} if runner else {})
+        own |= {"ADMIN_LISTEN": "127.0.0.1:0"} if "router" in name else {}
+        return env | {f"{self._prefix}_{key}": value for key, value in own.items()} | {"HOME": str(self._pods.folder)}
+
+    def port(self, listen=""):
+        return int(self.environment[f"{self._prefix}_{listen}LISTEN"].rpartition(":")[2])
+
+    def probe(self, which):
+        """What kubelet sees: whether a probe of the container succeeds. Over HTTPS it looks at no certificate."""
+        asked = self.container[which]
+        if "grpc" in asked:
+            return health_of(self.port(), asked["grpc"]["service"])
+        context = ssl.create_default_context()
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        url = f"{asked['httpGet']['scheme'].lower()}://127.0.0.1:{self.port('WEB_')}{asked['httpGet']['path']}"
+        try:
+            with urllib.request.urlopen(url, timeout=5, context=context) as answer:
+                return answer.status == 200
+        except (urllib.error.URLError, OSError):
+            return False
+
+    def listens_as_said(self):
+        """Other pods reach the ports that the container names, and one for blocks of a worker; Admin is for its pod."""
+        named = {"grpc": "", "http": "HTTP_", "web": "WEB_"}
+        expected = {("0.0.0.0", self.port(named[port["name"]])) for port in self.container["ports"]}
+        # gRPC takes 0.0.0.0 for all interfaces of both versions.
+        found = {(address.replace("::", "0.0.0.0"), port) for address, port in listening(self.process.pid)}
+        # Beside them: Admin of a router, which only its own pod reaches; or where blocks come to.
+        others = [address for address, _ in found - expected]
+        assert expected <= found, found
+        assert others == ["127.0.0.1" if "ROUTER" in self._prefix else "0.0.0.0"], found
+
+    def before_stop(self):
+        """What kubelet does first when the pod is to end: the command of preStop, beside the process."""
+        command = self.container["lifecycle"]["preStop"]["exec"]["command"]
+        return subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=SECONDS)
+
+
+class Pods:
+    """Those of a release. `secrets`: folders by the names of Secrets."""
+
+    def __init__(self, objects, store, folder, secrets=()):
+        self.folder, self.store, self.objects = folder, store, objects
+        self.containers = {component: (pod["spec"], container) for component, pod, container in programs(objects)}
+        self._secrets, self._started = dict(secrets), []
+        self.router_ports = ports.pick(3)  # gRPC, web, HTTP
+        self.ports = {"router": [self.router_ports], "worker": [ports.pick(2), ports.pick(2)]}
 
     def at_mounts(self, text, spec, container):
         """A text with the paths of mounts replaced by the folders that stand for their Secrets."""
@@ -82,67 +117,35 @@ class Pods:
                 text = text.replace(mount["mountPath"], str(self._secrets[named[mount["name"]]].folder))
         return text
 
-    def start(self, component, index=0, runner=""):
-        env = self.environment(component, index, runner)
-        words = [f"{name}={value}" for name, value in env.items()]
-        command = [shutil.which("env"), "-i", *words, "octavo", component]
-        command += self.containers[component][1].get("args", [])
-        name = f"{component}-{index}"
-        process = Process(name, command, self.folder / f"{name}.log", self.folder)
-        process.environment = env
-        process.start()
-        self._processes.append(process)
-        return process
+    def start(self, component, *how):
+        self._started.append(Pod(self, component, *how))
+        return self._started[-1]
 
-    def stop(self):
-        for process in self._processes:
-            process.stop(0)
-
-    def probe(self, process, which):
-        """What kubelet sees: whether a probe of the container succeeds. Over HTTPS it looks at no certificate."""
-        component = process.name.partition("-")[0]
-        asked = self.containers[component][1][which]
-        if "grpc" in asked:
-            port = process.environment[f"OCTAVO_{component.upper()}_LISTEN"].rpartition(":")[2]
-            return health_of(port, asked["grpc"]["service"])
-        port = process.environment[f"OCTAVO_{component.upper()}_WEB_LISTEN"].rpartition(":")[2]
-        context = ssl.create_default_context()
-        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-        url = f"{asked['httpGet']['scheme'].lower()}://127.0.0.1:{port}{asked['httpGet']['path']}"
-        try:
-            with urllib.request.urlopen(url, timeout=5, context=context) as answer:
-                return answer.status == 200
-        except (urllib.error.URLError, OSError):
-            return False
-
-    def listens_as_said(self, process):
-        """Other pods reach the ports that the container names, and one for blocks of a worker; Admin is for its pod."""
-        component = process.name.partition("-")[0]
-        variables = {"grpc": "LISTEN", "http": "HTTP_LISTEN", "web": "WEB_LISTEN"}
-        names = [port["name"] for port in self.containers[component][1]["ports"]]
-        said = [process.environment[f"OCTAVO_{component.upper()}_{variables[name]}"] for name in names]
-        # gRPC takes 0.0.0.0 for all interfaces of both versions.
-        found = {(address.replace("::", "0.0.0.0"), port) for address, port in listening(process.pid)}
-        expected = {("0.0.0.0", int(each.rpartition(":")[2])) for each in said}
-        # Beside them: Admin of a router, which only its own pod reaches; or where blocks come to.
-        others = [address for address, _ in found - expected]
-        return expected <= found and others == [{"router": "127.0.0.1", "worker": "0.0.0.0"}[component]], found
-
-    def before_stop(self, process):
-        """What kubelet does first when the pod is to end: the command of preStop, beside the process."""
-        component = process.name.partition("-")[0]
-        command = self.containers[component][1]["lifecycle"]["preStop"]["exec"]["command"]
-        return subprocess.run(command, env=process.environment, capture_output=True, text=True, timeout=SECONDS)
-
-    def complete_hook(self, objects, endpoint):
+    def complete_hook(self, host):
         """The pod of `helm test`."""
-        (pod,) = of_kind(objects, "Pod").values()
+        (pod,) = of_kind(self.objects, "Pod").values()
         (container,) = pod["spec"]["containers"]
         env = {name: self.at_mounts(value, pod["spec"], container) for name, value in values_of(container).items()}
         assert env["ENDPOINT"] == "trial-octavo:50051"
+        env |= {"ENDPOINT": f"{host}:{self.router_ports[0]}", "PATH": "/usr/bin:/bin"}
         command = [sys.executable, *container["command"][1:]]
-        env |= {"ENDPOINT": endpoint, "PATH": "/usr/bin:/bin"}
         return subprocess.run(command, env=env, capture_output=True, text=True, timeout=SECONDS)
+
+    def run_line(self, line, folder, key=""):
+        """The answer to a line of the notes."""
+        line = line.replace("50051", str(self.router_ports[0])).replace("58051", str(self.router_ports[2]))
+        words = [word.replace("$KEY", key) for word in shlex.split(line)]
+        words[0] = tool(words[0])
+        done = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=SECONDS)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        for pod in self._started:
+            pod.process.stop(0)
 
 
 def health_of(port, service):
@@ -155,15 +158,6 @@ def health_of(port, service):
     return answer.status == health_pb2.HealthCheckResponse.SERVING
 
 
-@contextmanager
-def started(objects, store, folder, secrets=None):
-    made = Pods(objects, store, folder, secrets or {})
-    try:
-        yield made
-    finally:
-        made.stop()
-
-
 def lines_of_notes(folder, *options):
     """The grpcurl line and the curl line that Helm prints after an installation, as words."""
     said = notes(folder, *options)
@@ -173,45 +167,33 @@ def lines_of_notes(folder, *options):
     return found
 
 
-def run_line(line, router_ports, folder, key=""):
-    line = line.replace("50051", str(router_ports["grpc"])).replace("58051", str(router_ports["http"]))
-    words = [word.replace("$KEY", key) for word in shlex.split(line)]
-    words[0] = tool(words[0])
-    done = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=SECONDS)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
-
-
 @pytest.mark.timeout(300)
 def test_the_pods_of_a_trial_serve(tmp_path, store):
     """With the demo model and without TLS: probes, the hook of `helm test`, the lines of the notes."""
-    objects = by_name(template(*INSECURE))
-    with started(objects, store, tmp_path) as here:
+    with Pods(by_name(template(*INSECURE)), store, tmp_path) as here:
         router = here.start("router")
-        wait_until(lambda: here.probe(router, "livenessProbe"), SECONDS, router.tail())
-        assert here.probe(router, "startupProbe")
-        assert not here.probe(router, "readinessProbe")  # no worker yet
+        wait_until(lambda: router.probe("livenessProbe"), SECONDS, router.process.tail())
+        assert router.probe("startupProbe")
+        assert not router.probe("readinessProbe")  # no worker yet
         worker = here.start("worker")
-        wait_until(lambda: here.probe(worker, "startupProbe"), SECONDS, "the worker does not start")
-        wait_until(lambda: here.probe(router, "readinessProbe"), SECONDS, "no worker is met")
-        hook = here.complete_hook(objects, f"127.0.0.1:{here.ports['grpc']}")
+        wait_until(lambda: worker.probe("startupProbe"), SECONDS, "the worker does not start")
+        wait_until(lambda: router.probe("readinessProbe"), SECONDS, "no worker is met")
+        hook = here.complete_hook("127.0.0.1")
         assert hook.returncode == 0, hook.stderr
         assert "token_ids" in hook.stdout
         grpcurl, curl = lines_of_notes(tmp_path, *INSECURE)
-        assert run_line(grpcurl, here.ports, tmp_path)["outputs"]
-        assert run_line(curl, here.ports, tmp_path)["choices"]
-        lines = [json.loads(line) for line in worker.log.read_text().splitlines()]
+        assert here.run_line(grpcurl, tmp_path)["outputs"]
+        assert here.run_line(curl, tmp_path)["choices"]
+        lines = [json.loads(line) for line in worker.process.log.read_text().splitlines()]
         assert any("trial-worker-0" in json.dumps(line) for line in lines)
-        assert here.before_stop(worker).returncode == 0
-        assert not here.probe(worker, "readinessProbe")
-        assert here.probe(worker, "livenessProbe")
-        assert (worker.stop(), router.stop()) == (0, 0)
+        assert worker.before_stop().returncode == 0
+        assert not worker.probe("readinessProbe")
+        assert worker.probe("livenessProbe")
+        assert (worker.process.stop(), router.process.stop()) == (0, 0)
 
 
-SECURE = (
-    "--set",
-    "security.apiKeys.existingSecret=keys,security.apiKeys.testSecret=test-key,watching.monitor.enabled=true",
-)
+KEYS = "security.apiKeys.existingSecret=keys,security.apiKeys.testSecret=test-key"
+SECURE = ("--set", f"{KEYS},watching.monitor.enabled=true")
 
 
 @pytest.fixture
@@ -236,73 +218,57 @@ def credentials_in(secret, key=""):
 def test_the_pods_of_a_secure_release_serve_and_leave(tmp_path, store, secured):
     """Certificates as the chart's objects ask for them: probes, hooks, notes, metrics, and a drain under load."""
     objects, secrets, key = secured
-    with started(objects, store, tmp_path, secrets) as here:
+    with Pods(objects, store, tmp_path, secrets) as here:
         router = here.start("router")
-        workers = [here.start("worker", index, runner="witness") for index in range(2)]
-        for process in (*workers, router):
-            wait_until(lambda p=process: here.probe(p, "readinessProbe"), SECONDS, f"{process.name} is not ready")
-            assert here.probe(process, "livenessProbe")
-            right, found = here.listens_as_said(process)
-            assert right, (process.name, found)
+        workers = [here.start("worker", index, "witness") for index in range(2)]
+        for pod in (*workers, router):
+            wait_until(lambda pod=pod: pod.probe("readinessProbe"), SECONDS, f"{pod.process.name} is not ready")
+            assert pod.probe("livenessProbe")
+            pod.listens_as_said()
 
         client_files = secrets["trial-octavo-client-tls"]
-        endpoint = f"localhost:{here.ports['grpc']}"
-        hook = here.complete_hook(objects, endpoint)
+        hook = here.complete_hook("localhost")
         assert hook.returncode == 0, hook.stderr
         grpcurl, curl = lines_of_notes(tmp_path, *SECURE)
-        assert run_line(grpcurl, here.ports, client_files.folder, key)["outputs"]
-        assert run_line(curl, here.ports, client_files.folder, key)["choices"]
+        assert here.run_line(grpcurl, client_files.folder, key)["outputs"]
+        assert here.run_line(curl, client_files.folder, key)["choices"]
 
         # A key that is taken out of the Secret counts no more, without a restart.
         other = new_key()
         secrets["keys"].replace({"keys.txt": f"{line_of('other', other)}\n".encode()})
-        wait_until(lambda: here.complete_hook(objects, endpoint).returncode == 1, 20, "the old key still counts")
-        assert run_line(grpcurl, here.ports, client_files.folder, other)["outputs"]
+        wait_until(lambda: here.complete_hook("localhost").returncode == 1, 20, "the old key still counts")
+        assert here.run_line(grpcurl, client_files.folder, other)["outputs"]
 
         # Prometheus shows the certificate of an operator, and expects the names that the monitors say.
         for name, monitor in of_kind(objects, "PodMonitor").items():
             (scrape,) = monitor["spec"]["podMetricsEndpoints"]
-            process = router if name.endswith("router") else workers[0]
-            answer = scraped(scrape, process, secrets)
+            answer = scraped(scrape, router if name.endswith("router") else workers[0], secrets)
             assert b"octavo_serving 1.0" in answer
 
         # A worker ends while streams run: preStop moves its sequences to the other one, and nothing is left to SIGTERM.
-        with Client(endpoint, credentials=credentials_in(client_files, other)) as client:
+        with Client(f"localhost:{here.router_ports[0]}", credentials=credentials_in(client_files, other)) as client:
             streams = [client.generate([5, index], max_tokens=600, ignore_eos=True) for index in range(6)]
             firsts = [next(iter(stream)) for stream in streams]
             assert all(first.token_ids for first in firsts)
-            left = here.before_stop(workers[0])
+            left = workers[0].before_stop()
             assert left.returncode == 0, left.stderr
             moved, _, still = re.search(r"blocks: (\d+), released: (\d+), left: (\d+)", left.stdout).groups()
             assert (int(moved) > 0, int(still)) == (True, 0), left.stdout
-            assert workers[0].terminate() < 10
-            lengths = [
-                len(first.token_ids) + sum(len(e.token_ids) for e in s)
-                for first, s in zip(firsts, streams, strict=True)
-            ]
-            assert lengths == [600] * 6
-        assert router.stop() == 0
+            assert workers[0].process.terminate() < 10
+            for first, rest in zip(firsts, streams, strict=True):
+                assert sum(len(event.token_ids) for event in (first, *rest)) == 600
+        assert router.process.stop() == 0
 
 
-def scraped(scrape, process, secrets):
+def scraped(scrape, pod, secrets):
     """/metrics as Prometheus asks for it, by what a monitor says."""
     tls = scrape["tlsConfig"]
-    place = {
-        part: secrets[each["name"]].folder / each["key"]
-        for part, each in (("ca", tls["ca"]["secret"]), ("cert", tls["cert"]["secret"]), ("key", tls["keySecret"]))
-    }
-    context = ssl.create_default_context(cafile=str(place["ca"]))
-    context.load_cert_chain(str(place["cert"]), str(place["key"]))
-    component = process.name.partition("-")[0]
-    port = process.environment[f"OCTAVO_{component.upper()}_WEB_LISTEN"].rpartition(":")[2]
-    serving = tls["serverName"]
-    with ssl_connection(port, context, serving) as connection:
-        connection.sendall(f"GET {scrape['path']} HTTP/1.1\r\nhost: {serving}\r\nconnection: close\r\n\r\n".encode())
-        return b"".join(iter(lambda: connection.recv(65536), b""))
-
-
-@contextmanager
-def ssl_connection(port, context, name):
-    with socket.create_connection(("127.0.0.1", int(port)), timeout=20) as plain:
+    asked = (tls["ca"]["secret"], tls["cert"]["secret"], tls["keySecret"])
+    ca, *own = (str(secrets[each["name"]].folder / each["key"]) for each in asked)
+    context = ssl.create_default_context(cafile=ca)
+    context.load_cert_chain(*own)
+    name = tls["serverName"]
+    with socket.create_connection(("127.0.0.1", pod.port("WEB_")), timeout=20) as plain:
         with context.wrap_socket(plain, server_hostname=name) as connection:
-            yield connection
+            connection.sendall(f"GET {scrape['path']} HTTP/1.1\r\nhost: {name}\r\nconnection: close\r\n\r\n".encode())
+            return b"".join(iter(lambda: connection.recv(65536), b""))

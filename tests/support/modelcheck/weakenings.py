@@ -5,7 +5,7 @@ it would have refused made right.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 from unittest.mock import patch
@@ -13,7 +13,6 @@ from unittest.mock import patch
 from modelcheck.callers import Configuration
 from modelcheck.configurations import CONFIGURATIONS
 
-from octavo.request.ids import Incarnation
 from octavo.store.calls import AppendStatus, MigrateStatus, TakeReason
 from octavo.store.memory import MemoryState, MemoryStore, migration, ownership, store, sweep
 
@@ -30,14 +29,10 @@ class Weakening:
     @contextmanager
     def applied(self) -> Iterator[None]:
         """The store of this process is the weaker one meanwhile."""
-        patches = [patch.object(where, name, weaker) for where, name, weaker in self.patches()]
-        for each in patches:
-            each.start()
-        try:
+        with ExitStack() as stack:
+            for where, name, weaker in self.patches():
+                stack.enter_context(patch.object(where, name, weaker))
             yield
-        finally:
-            for each in patches:
-                each.stop()
 
 
 # ---- weaker functions of the store ---------------------------------------------------------------------------------
@@ -67,31 +62,31 @@ def record_of(state: MemoryState, seq_id: Any) -> Any:
 
 
 @weakens(store, "append")
-def append_any_epoch(real: Any, state: Any, owner: Any, item: Any) -> Any:
+def append_any_epoch(real, state, owner, item):
     record = record_of(state, item.seq_id)
     return real(state, owner, replace(item, epoch=record.epoch) if record else item)
 
 
 @weakens(store, "append")
-def append_any_owner(real: Any, state: Any, owner: Any, item: Any) -> Any:
+def append_any_owner(real, state, owner, item):
     record = record_of(state, item.seq_id)
     return real(state, record.owner if record else owner, item)
 
 
 @weakens(store, "append")
-def append_of_anybody(real: Any, state: Any, owner: Any, item: Any) -> Any:
+def append_of_anybody(real, state, owner, item):
     record = record_of(state, item.seq_id)
     return real(state, record.owner, replace(item, epoch=record.epoch)) if record else None
 
 
 @weakens(store, "append")
-def append_anywhere(real: Any, state: Any, owner: Any, item: Any) -> Any:
+def append_anywhere(real, state, owner, item):
     stored = state.get(item.seq_id)
     return real(state, owner, replace(item, first_index=len(stored.journals[0])) if stored else item)
 
 
 @weakens(store, "append")
-def append_after_the_end(real: Any, state: Any, owner: Any, item: Any) -> Any:
+def append_after_the_end(real, state, owner, item):
     reply = real(state, owner, item)
     stored = state.get(item.seq_id)
     if reply.status is AppendStatus.GAP and stored is not None:  # the tokens between count as received
@@ -101,36 +96,36 @@ def append_after_the_end(real: Any, state: Any, owner: Any, item: Any) -> Any:
 
 
 @weakens(ownership, "take_ownership")
-def take_any_epoch(real: Any, state: Any, request: Any) -> Any:
+def take_any_epoch(real, state, request):
     record = record_of(state, request.seq_id)
     return real(state, replace(request, expected_epoch=record.epoch) if record else request)
 
 
 @weakens(ownership, "take_ownership")
-def take_past_the_deadline(real: Any, state: Any, request: Any) -> Any:
+def take_past_the_deadline(real, state, request):
     with patch.object(MemoryState, "past_deadline", lambda self, record: False):
         return real(state, request)
 
 
 @weakens(ownership, "protected_ms")
-def take_without_evidence(real: Any, state: Any, owner: Any, reason: Any) -> int:
+def take_without_evidence(real, state, owner, reason):
     return 0 if reason is TakeReason.CONNECTION else real(state, owner, reason)
 
 
 @weakens(ownership, "protected_ms")
-def take_despite_the_lease(real: Any, state: Any, owner: Any, reason: Any) -> int:
+def take_despite_the_lease(real, state, owner, reason):
     return 0 if reason is TakeReason.LEASE else real(state, owner, reason)
 
 
 @weakens(ownership, "hand_over")
-def hand_over_at_the_same_epoch(real: Any, state: Any, stored: Any, owner: Any, **how: Any) -> None:
+def hand_over_at_the_same_epoch(real, state, stored, owner, **how):
     epoch = stored.record.epoch
     real(state, stored, owner, **how)
     stored.record.epoch = max(epoch, 1)
 
 
 @weakens(MemoryStore, "requeue")
-async def requeue_at_the_same_epoch(real: Any, self: Any, seq_id: Any, epoch: int) -> bool:
+async def requeue_at_the_same_epoch(real, self, seq_id, epoch):
     record = record_of(self.shared, seq_id)
     before = record.epoch if record else 0
     waits = await real(self, seq_id, epoch)
@@ -140,57 +135,53 @@ async def requeue_at_the_same_epoch(real: Any, self: Any, seq_id: Any, epoch: in
 
 
 @weakens(MemoryStore, "requeue")
-async def requeue_any_epoch(real: Any, self: Any, seq_id: Any, epoch: int) -> bool:
+async def requeue_any_epoch(real, self, seq_id, epoch):
     record = record_of(self.shared, seq_id)
     return await real(self, seq_id, record.epoch if record else epoch)
 
 
 @weakens(MemoryStore, "attach")
-async def one_attachment(real: Any, self: Any, seq_id: Any, router: Incarnation) -> Any:
+async def one_attachment(real, self, seq_id, router):
     if record := record_of(self.shared, seq_id):
         record.routers = ()
     return await real(self, seq_id, router)
 
 
 @weakens(MemoryState, "detach")
-def detach_all(real: Any, self: Any, stored: Any, router: Incarnation, *how: Any) -> None:
+def detach_all(real, self, stored, router, *how):
     for each in stored.record.routers:
         real(self, stored, each, *how)
 
 
 @weakens(migration, "mig_commit")
-def commit_any_migration(
-    real: Any, state: Any, seq_id: Any, epoch: int, number: int, target: Any, num_tokens: Any
-) -> Any:
+def commit_any_migration(real, state, seq_id, epoch, number, target, num_tokens):
     if record := record_of(state, seq_id):
         record.mig_number, record.mig_to, epoch = number, target, record.epoch
     return real(state, seq_id, epoch, number, target, num_tokens)
 
 
 @weakens(migration, "mig_commit")
-def commit_any_length(real: Any, state: Any, seq_id: Any, epoch: int, number: int, target: Any, num_tokens: Any) -> Any:
+def commit_any_length(real, state, seq_id, epoch, number, target, num_tokens):
     stored = state.get(seq_id)
     lengths = [len(each) for each in stored.journals] if stored else num_tokens
     return real(state, seq_id, epoch, number, target, lengths)
 
 
 @weakens(migration, "mig_commit")
-def commit_compares_the_first_branch(
-    real: Any, state: Any, seq_id: Any, epoch: int, number: int, target: Any, num_tokens: Any
-) -> Any:
+def commit_compares_the_first_branch(real, state, seq_id, epoch, number, target, num_tokens):
     stored = state.get(seq_id)
     others = [len(each) for each in stored.journals[1:]] if stored else []
     return real(state, seq_id, epoch, number, target, [*num_tokens[:1], *others])
 
 
 @weakens(migration, "mig_abort")
-def abort_after_a_commit(real: Any, state: Any, seq_id: Any, epoch: int, number: int) -> Any:
+def abort_after_a_commit(real, state, seq_id, epoch, number):
     reply = real(state, seq_id, epoch, number)
     return replace(reply, status=MigrateStatus.ABORTED) if reply.status is MigrateStatus.COMMITTED else reply
 
 
 @weakens(migration, "mig_abort")
-def abort_without_a_number(real: Any, state: Any, seq_id: Any, epoch: int, number: int) -> Any:
+def abort_without_a_number(real, state, seq_id, epoch, number):
     record = record_of(state, seq_id)
     before = record.mig_number if record else 0
     reply = real(state, seq_id, epoch, number)
@@ -200,7 +191,7 @@ def abort_without_a_number(real: Any, state: Any, seq_id: Any, epoch: int, numbe
 
 
 @weakens(migration, "mig_abort")
-def abort_changes_nothing(real: Any, state: Any, seq_id: Any, epoch: int, number: int) -> Any:
+def abort_changes_nothing(real, state, seq_id, epoch, number):
     record = record_of(state, seq_id)
     before = (record.mig_number, record.mig_to) if record else None
     reply = real(state, seq_id, epoch, number)

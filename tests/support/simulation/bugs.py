@@ -6,9 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import octavo.store.memory.journal as memory_journal
-import octavo.store.memory.ownership as memory_ownership
 import octavo.store.memory.store as memory_store
-import octavo.store.memory.sweep as memory_sweep
 from gpu_worker.journal.journal_writer import JournalWriter
 from gpu_worker.scheduling.state import sequence
 from octavo.client.receiver import StreamReceiver
@@ -17,22 +15,6 @@ from octavo.store.memory import MemoryStore
 from router.fleet import worker_pool
 from router.placing.dispatcher import Dispatcher
 from router.streaming.branch_reader import BranchReader
-
-
-def append_without_fence() -> None:
-    """The store takes tokens from whoever brings them, at any epoch."""
-    memory_journal.fenced = lambda record, owner, epoch: False
-
-
-def take_without_epoch() -> None:
-    """A new owner gets the epoch of the old one."""
-    real = memory_ownership.hand_over
-
-    def hand_over(state: Any, stored: Any, owner: Any, **more: Any) -> None:
-        real(state, stored, owner, **more)
-        stored.record.epoch = max(1, stored.record.epoch - 1)
-
-    memory_ownership.hand_over = hand_over
 
 
 def send_before_journal() -> None:
@@ -55,18 +37,6 @@ def forget_detach() -> None:
     MemoryStore.detach = detach
 
 
-def detach_everybody() -> None:
-    """When one of two routers detaches, the request counts as left by both."""
-    real = MemoryStore.detach
-
-    async def detach(store: MemoryStore, seq_id: Any, router: Any) -> None:
-        if (stored := store.shared.get(seq_id)) is not None:
-            stored.record.routers = (router,)
-        await real(store, seq_id, router)
-
-    MemoryStore.detach = detach
-
-
 def no_sweep() -> None:
     """No router looks for sequences whose owner has died unseen."""
 
@@ -74,11 +44,6 @@ def no_sweep() -> None:
         await asyncio.sleep(3600)
 
     Dispatcher._sweep = sweep
-
-
-def claims_never_end() -> None:
-    """What a router has popped is lost when the router dies."""
-    memory_sweep._requeue_claims = lambda state, limit: []
 
 
 def requeue_nothing() -> None:
@@ -141,20 +106,23 @@ def overlook_pictures() -> None:
         module.shown = lambda pictures, start, end: b""
 
 
-BUGS: dict[str, Callable[[], None]] = {
-    bug.__name__: bug
-    for bug in (
-        append_without_fence,
-        take_without_epoch,
-        send_before_journal,
-        forget_detach,
-        detach_everybody,
-        no_sweep,
-        claims_never_end,
-        requeue_nothing,
-        believe_every_past,
-        deliver_twice,
-        ignore_cancel,
-        overlook_pictures,
-    )
+def weakened(name: str) -> Callable[[], None]:
+    """One of the weaker stores that the model checker has."""
+
+    def apply() -> None:
+        from modelcheck.weakenings import WEAKENINGS
+
+        for where, function, weaker in WEAKENINGS[name].patches():
+            setattr(where, function, weaker)
+
+    return apply
+
+
+OWN = (send_before_journal, forget_detach, no_sweep, requeue_nothing, believe_every_past)
+OWN += (deliver_twice, ignore_cancel, overlook_pictures)
+BUGS: dict[str, Callable[[], None]] = {bug.__name__: bug for bug in OWN} | {
+    "append_without_fence": weakened("append: neither epoch nor owner is compared"),
+    "take_without_epoch": weakened("take: the epoch does not rise"),
+    "detach_everybody": weakened("detach: every router is detached"),
+    "claims_never_end": weakened("sweep: a claim does not end"),
 }

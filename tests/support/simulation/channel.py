@@ -3,6 +3,7 @@
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Generator, Sequence
+from functools import partialmethod
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -37,7 +38,9 @@ class SimChannel:
         self._calls: set[ClientCall] = set()
         self._closed = False
 
-    def _method(self, name: str, request_serializer: Any, response_deserializer: Any, *, streams: bool) -> Any:
+    def _method(
+        self, name: str, request_serializer: Any, response_deserializer: Any, *, streams: bool, **_: Any
+    ) -> Any:
         def call(
             request: Any = None, *, timeout: float | None = None, metadata: Any = None, wait_for_ready: Any = None
         ) -> "ClientCall":
@@ -50,17 +53,8 @@ class SimChannel:
 
         return call
 
-    def unary_unary(self, name: str, request_serializer: Any, response_deserializer: Any, **_: Any) -> Any:
-        return self._method(name, request_serializer, response_deserializer, streams=False)
-
-    def unary_stream(self, name: str, request_serializer: Any, response_deserializer: Any, **_: Any) -> Any:
-        return self._method(name, request_serializer, response_deserializer, streams=False)
-
-    def stream_unary(self, name: str, request_serializer: Any, response_deserializer: Any, **_: Any) -> Any:
-        return self._method(name, request_serializer, response_deserializer, streams=True)
-
-    def stream_stream(self, name: str, request_serializer: Any, response_deserializer: Any, **_: Any) -> Any:
-        return self._method(name, request_serializer, response_deserializer, streams=True)
+    unary_unary = unary_stream = partialmethod(_method, streams=False)
+    stream_unary = stream_stream = partialmethod(_method, streams=True)
 
     async def channel_ready(self) -> None:
         while True:

@@ -49,9 +49,7 @@ class Cluster:
         self.offsets: dict[str, float] = {}  # of wall clocks, by machine
         self._lives = 0
         self.worker_settings = {
-            "append_branches": self.rng.choice(
-                [1, 32]
-            ),  # 1: tokens gather before they are journalled, and 32: never here
+            "append_branches": self.rng.choice([1, 32]),  # 1: tokens gather before they are journalled; 32: never here
             "stream_interval": self.rng.choice([1, 1, 3]),
         }
         chance = self.network.rng("standbys")

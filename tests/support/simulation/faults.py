@@ -4,6 +4,7 @@ import asyncio
 import random
 import signal
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 from octavo.request.errors import ServingError
@@ -19,34 +20,14 @@ OWNER_CHANGES = (
 )
 OWNER_CHANGES_S = 12.0
 
+OF_PROCESSES = {"killed": ("worker", "router"), "paused": ("worker", "router", "store"), "left": ("worker", "router")}
 # What many runs together must have shown, as it is counted where a fault has its effect.
 EVERY_KIND = (
-    "worker killed",
-    "router killed",
-    "machine vanished",
-    "killed in a call",
-    "worker paused",
-    "router paused",
-    "store paused",
-    "step hung",
-    "partition one way",
-    "partition both ways",
-    "slow link",
-    "connection reset",
-    "store restarted",
-    "lossy failover",
-    "lost request",
-    "lost reply",
-    "late request",
-    "repeated request",
-    "duplicate",
-    "clock skew",
-    "worker left",
-    "router left",
-    "poison",
-    "sequence moved",
-    "sequence stayed",
-    "corrupted block",
+    *(f"{who} {what}" for what, names in OF_PROCESSES.items() for who in names),
+    *("machine vanished", "killed in a call", "step hung", "clock skew", "poison"),
+    *("partition one way", "partition both ways", "slow link", "connection reset", "duplicate"),
+    *("store restarted", "lossy failover", "lost request", "lost reply", "late request", "repeated request"),
+    *("sequence moved", "sequence stayed", "corrupted block"),
 )
 
 
@@ -60,21 +41,24 @@ class FaultMenu:
         self._log = cluster.log
         self._clients = client_names
         self._rng: random.Random = cluster.network.rng("faults")
+        self._processes = [*cluster.worker_names, *cluster.router_names]
         self.is_lossy = False  # whether the store may have forgotten what it had acknowledged
 
     @property
     def menu(self) -> dict[str, Fault]:
+        names = {"worker": self._cluster.worker_names, "router": self._cluster.router_names, "store": ["store"]}
+        acts = {"killed": self._kill, "paused": self._pause, "left": self._leave}
         return {
-            "worker killed": lambda: self._kill("worker killed", self._cluster.worker_names),
-            "router killed": lambda: self._kill("router killed", self._cluster.router_names),
+            **{
+                f"{who} {what}": partial(acts[what], f"{who} {what}", names[who])
+                for what, whose in OF_PROCESSES.items()
+                for who in whose
+            },
             "machine vanished": self._vanish,
             "killed in a call": self._kill_in_call,
-            "worker paused": lambda: self._pause("worker paused", self._cluster.worker_names),
-            "router paused": lambda: self._pause("router paused", self._cluster.router_names),
-            "store paused": lambda: self._pause("store paused", ["store"]),
             "step hung": self._hang,
-            "partition one way": lambda: self._partition("partition one way", both_ways=False),
-            "partition both ways": lambda: self._partition("partition both ways", both_ways=True),
+            "partition one way": partial(self._partition, "partition one way", both_ways=False),
+            "partition both ways": partial(self._partition, "partition both ways", both_ways=True),
             "slow link": self._slow_down,
             "connection reset": self._reset,
             "store restarted": self._restart_store,
@@ -82,8 +66,6 @@ class FaultMenu:
             "store calls lost": self._lose_store_calls,
             "calls duplicated": self._duplicate,
             "clock skew": self._skew,
-            "worker left": lambda: self._leave("worker left", self._cluster.worker_names),
-            "router left": lambda: self._leave("router left", self._cluster.router_names),
             "sequences move": self._move,
             "blocks corrupted": self._corrupt,
         }
@@ -109,8 +91,7 @@ class FaultMenu:
         """Heals what is still broken. Processes that have ended are started again, as always."""
         self._network.heal()
         self._cluster.transport.duplicates = self._cluster.links.corrupt = 0.0
-        store = self._store
-        store.lost_requests = store.lost_replies = store.late = store.twice = 0.0
+        self._store.heal_calls()
         self._log.add("FAULT", "all faults have ended")
 
     async def _some_time(self, shortest: float, longest: float) -> None:
@@ -126,11 +107,11 @@ class FaultMenu:
 
     async def _kill_in_call(self) -> None:
         """A process dies at one of its next calls of the store: before the store has it, or before its reply comes."""
-        host = self._cluster.hosts[self._rng.choice([*self._cluster.worker_names, *self._cluster.router_names])]
+        host = self._cluster.hosts[self._rng.choice(self._processes)]
         host.calls_left = self._rng.randrange(1, 12)
 
     async def _vanish(self) -> None:
-        name = self._rng.choice([*self._cluster.worker_names, *self._cluster.router_names])
+        name = self._rng.choice(self._processes)
         if self._cluster.hosts[name].alive:
             self._log.count("machine vanished", name)
             self._cluster.kill(name, vanishes=True)
@@ -259,12 +240,12 @@ class FaultMenu:
         store.lost_requests, store.lost_replies = rng.choice([0.0, 0.05, 0.2]), rng.choice([0.0, 0.05, 0.2])
         store.late, store.twice = rng.choice([0.0, 0.05, 0.1]), rng.choice([0.0, 0.1, 0.3])
         await self._some_time(0.5, 3.0)
-        store.lost_requests = store.lost_replies = store.late = store.twice = 0.0
+        store.heal_calls()
 
     # Clocks
 
     async def _skew(self) -> None:
-        name = self._rng.choice([*self._cluster.worker_names, *self._cluster.router_names])
+        name = self._rng.choice(self._processes)
         host = self._cluster.hosts[name]
         jump_s = self._rng.choice([-600.0, -30.0, 30.0, 600.0])
         self._log.count("clock skew", f"{name}: {jump_s:+.0f} s")

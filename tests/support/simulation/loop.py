@@ -158,9 +158,7 @@ class SimLoop(asyncio.BaseEventLoop):
         self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> TimerHandle:
         timer = TimerHandle(when, callback, args, self, context)
-        heapq.heappush(
-            self._timers, (when, next(_numbers), timer)
-        )  # timers of one moment run in the order they were set
+        heapq.heappush(self._timers, (when, next(_numbers), timer))  # those of one moment in the order they were set
         return timer
 
     def _run_once(self) -> None:

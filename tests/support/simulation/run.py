@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import traceback
+from collections import Counter
 from dataclasses import dataclass, field
 
 from live.oracle import Oracle
@@ -17,18 +18,10 @@ from simulation.traffic import LOSSES, Client
 NUM_CLIENTS, NUM_STREAMS, JSON_STREAMS = 3, 4, 12
 CUTS = {"connection reset", "partition one way", "partition both ways", "machine vanished", "router killed"}
 # Faults by which a router may lose its lease.
-ROUTER_LOSSES = {
-    "router killed",
-    "router paused",
-    "router left",
-    "machine vanished",
-    "killed in a call",
-    "partition one way",
-    "partition both ways",
-    "store paused",
-    "store restarted",
-    "slow link",
-}
+ROUTER_LOSSES = {"router killed", "router paused", "router left", "machine vanished", "killed in a call"}
+ROUTER_LOSSES |= {"partition one way", "partition both ways", "store paused", "store restarted", "slow link"}
+STREAMS, REFUSED, FETCHED = "streams", "appends refused", "blocks of standbys fetched"
+INSIDE_JSON = "inside JSON: "
 POISONOUS, OF_SEEDS = 9, 10  # every tenth seed, the last of ten, has several poison requests and no other faults
 NUM_POISONS, POISON_SHARE = 4, 0.3
 MAX_POISONED = 3  # workers that one poison request may kill
@@ -43,21 +36,16 @@ class Outcome:
     seed: int
     violations: list[str] = field(default_factory=list)
     digest: str = ""
-    faults: dict[str, int] = field(default_factory=dict)
-    streams: int = 0
+    counts: dict[str, int] = field(default_factory=dict)  # faults where they had an effect, streams, and what else came
     virtual_s: float = 0.0
-    callbacks: int = 0
     settled_s: float = 0.0  # from the end of the last fault to that of the last stream
-    refused: int = 0  # appends that the store refused, because their writer was the owner no more
-    inside_json: dict[str, int] = field(default_factory=dict)  # changes of owner in the midst of JSON
-    standby_blocks: int = 0  # that buddies have fetched
     lines: list[str] = field(default_factory=list)
 
     def report(self) -> str:
         """One line; if the run has failed, also why, and the command that repeats it."""
-        text = f"seed {self.seed}: {self.digest}, {self.streams} streams in {self.virtual_s:.1f} s"
-        if self.inside_json:
-            text += f", {sum(self.inside_json.values())} changes of owner inside JSON"
+        text = f"seed {self.seed}: {self.digest}, {self.counts.get(STREAMS, 0)} streams in {self.virtual_s:.1f} s"
+        if changes := sum(count for what, count in self.counts.items() if what.startswith(INSIDE_JSON)):
+            text += f", {changes} changes of owner inside JSON"
         if self.violations:
             found = "\n".join(self.violations)
             text += f"\n{found}\nrepeat it with: make sim SEEDS={self.seed}-{self.seed} ARGS=--log"
@@ -96,20 +84,13 @@ class Simulation:
         except Exception:
             self.violations.append(traceback.format_exc())
         self.violations += self.log.errors
-        return Outcome(
-            seed=self.seed,
-            violations=self.violations,
-            digest=self.log.digest,
-            faults=dict(self.log.faults),
-            streams=sum(client.ended for client in self.clients),
-            virtual_s=self.loop.time(),
-            callbacks=self.loop.num_callbacks,
-            settled_s=self.settled_s,
-            refused=self.cluster.store.monitor.num_refused,
-            inside_json=dict(self.cluster.store.monitor.inside_json),
-            standby_blocks=sum(fetcher.num_standby_fetched for fetcher in self.cluster.fetchers),
-            lines=self.log.lines,
-        )
+        monitor, fetchers = self.cluster.store.monitor, self.cluster.fetchers
+        counts = self.log.faults + Counter({f"{INSIDE_JSON}{what}": n for what, n in monitor.inside_json.items()})
+        counts[STREAMS] = sum(client.ended for client in self.clients)
+        counts[REFUSED] = monitor.num_refused  # because their writer was the owner no more
+        counts[FETCHED] = sum(fetcher.num_standby_fetched for fetcher in fetchers)
+        digest, virtual_s = self.log.digest, self.loop.time()
+        return Outcome(self.seed, self.violations, digest, dict(counts), virtual_s, self.settled_s, self.log.lines)
 
     def _note_exception(self, loop: SimLoop, context: dict[str, object]) -> None:
         task = context.get("future") or context.get("task")

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from simulation.faults import EVERY_KIND
-from simulation.run import Outcome, Simulation
+from simulation.run import FETCHED, INSIDE_JSON, REFUSED, STREAMS, Outcome, Simulation
 
 ENOUGH_RUNS = 60  # so many show every kind of fault
 
@@ -44,46 +44,32 @@ class Summary:
 
     def __init__(self) -> None:
         self.failed: list[int] = []
-        self.faults: Counter[str] = Counter()
-        self.num_streams = 0
+        self.counts: Counter[str] = Counter()
         self.num_runs = 0
-        self.num_refused = 0
-        self.num_standby_blocks = 0
-        self.inside_json: Counter[str] = Counter()
         self.longest_s = (0.0, 0)
 
     def add(self, outcome: Outcome) -> None:
         self.num_runs += 1
-        self.num_streams += outcome.streams
-        self.num_refused += outcome.refused
-        self.num_standby_blocks += outcome.standby_blocks
-        self.inside_json.update(outcome.inside_json)
+        self.counts.update(outcome.counts)
         self.longest_s = max(self.longest_s, (outcome.settled_s, outcome.seed))
-        self.faults.update(outcome.faults)
         if outcome.violations:
             self.failed.append(outcome.seed)
 
     @property
     def missing(self) -> list[str]:
-        """Faults that should have happened in so many runs, and have not."""
-        if self.num_runs < ENOUGH_RUNS or self.inside_json:  # those have faults of few kinds
+        """What should have happened in so many runs, and has not. Those of JSON have faults of few kinds."""
+        if self.num_runs < ENOUGH_RUNS or any(what.startswith(INSIDE_JSON) for what in self.counts):
             return []
-        kinds = [kind for kind in EVERY_KIND if not self.faults[kind]]
-        seen = {"refused append": self.num_refused, "block of a standby": self.num_standby_blocks}
-        seen["chat with pictures"] = self.faults["chat with pictures"]
-        return [*kinds, *(what for what, number in seen.items() if not number)]
+        return [kind for kind in (*EVERY_KIND, REFUSED, FETCHED, "chat with pictures") if not self.counts[kind]]
 
     @property
     def is_bad(self) -> bool:
         return bool(self.failed or self.missing)
 
     def report(self) -> str:
-        lines = [f"{self.num_runs} runs, {self.num_streams} streams, {len(self.failed)} runs failed: {self.failed}"]
+        lines = [f"{self.num_runs} runs, {self.counts[STREAMS]} streams, {len(self.failed)} runs failed: {self.failed}"]
         longest_s, seed = self.longest_s
         lines.append(f"the last stream ended at most {longest_s:.1f} s after the last fault (seed {seed})")
-        lines.append(f"{self.num_refused:7} appends refused")
-        lines.append(f"{self.num_standby_blocks:7} blocks of standbys fetched")
-        lines += [f"{count:7} {kind}" for kind, count in sorted(self.faults.items())]
-        lines += [f"{count:7} inside JSON: {kind}" for kind, count in sorted(self.inside_json.items())]
+        lines += [f"{count:7} {kind}" for kind, count in sorted(self.counts.items())]
         lines += [f"no {kind} has happened" for kind in self.missing]
         return "\n".join(lines)

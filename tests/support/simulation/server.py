@@ -3,6 +3,7 @@
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import grpc
@@ -15,14 +16,6 @@ if TYPE_CHECKING:
 
 WINDOW = 64  # messages that a reader has not read yet, after which a writer waits
 Metadata = Sequence[tuple[str, Any]]
-
-
-class HandlerDetails(grpc.HandlerCallDetails):
-    """What an interceptor is told of a call."""
-
-    def __init__(self, method: str) -> None:
-        self.method = method
-        self.invocation_metadata = ()
 
 
 class SimServer:
@@ -80,10 +73,12 @@ class SimServer:
     async def find_handler(self, method: str) -> Any:
         """The method's handler, as the interceptors make it; None if there is none."""
         if method not in self._handlers:
-            self._handlers[method] = await self._intercepted(HandlerDetails(method), self._interceptors)
+            self._handlers[method] = await self._intercepted(
+                SimpleNamespace(method=method, invocation_metadata=()), self._interceptors
+            )
         return self._handlers[method]
 
-    async def _intercepted(self, details: HandlerDetails, interceptors: Sequence[Any]) -> Any:
+    async def _intercepted(self, details: Any, interceptors: Sequence[Any]) -> Any:
         if interceptors:
 
             async def further(details: Any) -> Any:

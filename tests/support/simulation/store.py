@@ -4,6 +4,7 @@ import asyncio
 import copy
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 
 from octavo.request.errors import StoreUnavailable
@@ -36,7 +37,7 @@ class StoreServer:
         self.host = host
         self.state = MemoryState(lambda: int(wall_clock_s(host.loop, host) * 1000))
         self.down = False
-        self.lost_requests = self.lost_replies = self.late = self.twice = 0.0
+        self.heal_calls()
         self.monitor = StoreMonitor(self.state)
         self._replica: dict[str, Any] | None = None
         self._number = 0
@@ -56,6 +57,9 @@ class StoreServer:
             self.monitor.note_commit(args[0], outcome.status)
 
     # Faults
+
+    def heal_calls(self) -> None:
+        self.lost_requests = self.lost_replies = self.late = self.twice = 0.0
 
     def come_back(self) -> None:
         """The server has restarted, with all its data."""
@@ -125,13 +129,11 @@ class SimStore:
                 Pipe(server.network, server.host, self._host, rng).send(lambda: settle(reply, outcome))
 
         def send(delay_s: float = 0.0, *, answered: bool = True) -> None:
-            pipe = Pipe(server.network, self._host, server.host, rng)
+            pipe, arrive = Pipe(server.network, self._host, server.host, rng), partial(execute, answered=answered)
             if delay_s:
-                loop.call_later(
-                    delay_s, lambda: pipe.send(lambda: execute(answered=answered)), context=server.host.context
-                )
+                loop.call_later(delay_s, pipe.send, arrive, context=server.host.context)
             else:
-                pipe.send(lambda: execute(answered=answered))
+                pipe.send(arrive)
 
         if drawn < (bound := server.lost_requests):
             log.count("lost request", f"{self._host} {name}")

@@ -20,7 +20,7 @@ from simulation.loop import Host
 from simulation.pictures import SHARE, PictureChat
 
 LEAVING = ("leave", "give up")
-SHARED_TOKENS = 320  # takes longer than the grace time
+LONG = dict.fromkeys(LEAVING, ABANDONED_TOKENS) | {"share": 320}  # tokens: these take longer than the grace time
 # Faults after which a client may wait for longer than the grace time before its keepalive tells it.
 SILENT = {"router paused", "partition one way", "partition both ways"}
 # Faults by which a sequence loses an owner.
@@ -90,16 +90,15 @@ class Client:
         rng = self.rng
         prompt = [rng.randrange(1, MAX_TOKEN) for _ in range(rng.choice([1, 8, 15, 16, 17, 40]))]
         length, seed = rng.randrange(6, 44), rng.randrange(2**63)
-        params = rng.choice(
-            [
-                SamplingParams(temperature=0.0, max_tokens=length),
-                SamplingParams(temperature=0.0, max_tokens=length),
-                SamplingParams(temperature=1.0, seed=seed, max_tokens=length),
-                SamplingParams(temperature=0.8, seed=seed, n=2, max_tokens=length),
-                SamplingParams(temperature=1.0, seed=seed, n=1, best_of=2, max_tokens=length),
-                SamplingParams(temperature=1.0, seed=seed, n=2, constraint=any_constraint(rng), max_tokens=length),
-            ]
-        )
+        greedy, drawn = {"temperature": 0.0, "max_tokens": length}, {"seed": seed, "max_tokens": length}
+        choices = [
+            *(SamplingParams(**greedy), SamplingParams(**greedy)),
+            SamplingParams(temperature=1.0, **drawn),
+            SamplingParams(temperature=0.8, n=2, **drawn),
+            SamplingParams(temperature=1.0, n=1, best_of=2, **drawn),
+            SamplingParams(temperature=1.0, n=2, constraint=any_constraint(rng), **drawn),
+        ]
+        params = rng.choice(choices)
         behaviour = rng.choices(BEHAVIOURS, [10, 1, 1, 2, 1, 2])[0]
         deadline_s = rng.uniform(0.05, 0.8) if behaviour == "read" and rng.random() < 0.08 else None
         if rng.random() < 0.25:
@@ -107,15 +106,12 @@ class Client:
         elif rng.random() < self._cluster.poison_share and self._cluster.poisons_left:
             self._cluster.poisons_left -= 1
             prompt[-1], behaviour, deadline_s = POISON, "read", None
-        if behaviour in LEAVING:
-            params, deadline_s = SamplingParams(temperature=0.0, max_tokens=ABANDONED_TOKENS), None
-        if behaviour == "share":
-            params, deadline_s = SamplingParams(temperature=0.0, max_tokens=SHARED_TOKENS), None
+        if num_tokens := LONG.get(behaviour):
+            params, deadline_s = SamplingParams(temperature=0.0, max_tokens=num_tokens), None
         if self._cluster.json_share and rng.random() < self._cluster.json_share:
             prompt = [1 + token % (MAX_TOKEN - 1) for token in prompt]
-            params = SamplingParams(
-                temperature=1.0, seed=seed, n=2, constraint=rng.choice(JSON_FORMS), max_tokens=4 * length
-            )
+            form = rng.choice(JSON_FORMS)
+            params = SamplingParams(temperature=1.0, seed=seed, n=2, constraint=form, max_tokens=4 * length)
             behaviour, deadline_s = "read", None
         chat = self._new_chat(prompt)
         request = Request(f"{self.name}-{number}", prompt, params, behaviour, rng.randrange(0, length), deadline_s)
@@ -203,10 +199,8 @@ class Client:
         async with AsyncClient(self._cluster.endpoints, policy=RetryPolicy(min_retries=10**6)) as other:
             async with other.attach(resume_token=resume_token) as stream:
                 async for event in stream:
-                    if (
-                        event.branch in history.finishes and not event.token_ids
-                    ):  # a new client is told of the end again
-                        history.ended |= event.finished is not None
+                    if event.branch in history.finishes and not event.token_ids:
+                        history.ended |= event.finished is not None  # a new client is told of the end again
                         continue
                     history.add(event)
                     self._note_event(request, event)

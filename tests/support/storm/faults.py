@@ -24,13 +24,10 @@ OUT_S = 12.0  # longer than the grace of a request
 TRAFFIC_S = 10.0  # within which something comes over a link, else another link is tried
 LINK_TRIES = 4
 WAYS = ("latency", "black-hole", "reset", "dropped-reply", "slow")
-PROOFS = {
-    "latency": "delayed",
-    "slow": "slowed",
-    "reset": "resets",
-    "damaged": "damaged",
-}  # the count that shows it; of the others "lost"
+# The count that shows it; of the others "lost".
+PROOFS = {"latency": "delayed", "slow": "slowed", "reset": "resets", "damaged": "damaged"}
 Prepare = Callable[[str], Awaitable[None]]
+Inject = Callable[[], Awaitable[dict[str, Any]]]  # a fault, from its beginning to its end; its proof
 LINKS = ("client-router", "router-worker", "router-store", "worker-store")
 
 # When the fault of the current task began, which may have waited for another fault to end.
@@ -54,13 +51,9 @@ class Faults:
         """Whether a fault is being done to that process."""
         return self._locks[name].locked()
 
-    def kinds(self) -> dict[str, Callable[[], Awaitable[dict[str, Any]]]]:
+    def kinds(self) -> dict[str, Inject]:
         """All that can happen on this machine, by name, except the kills of workers and routers."""
-        found: dict[str, Callable[[], Awaitable[dict[str, Any]]]] = {
-            "worker-term": lambda: self.leave(self._cluster.workers),
-            "router-term": lambda: self.leave(self._cluster.routers),
-            "worker-stop": lambda: self.stop(self._cluster.workers),
-            "router-stop": lambda: self.stop(self._cluster.routers),
+        found: dict[str, Inject] = {
             "routers-out": self.kill_all_routers,
             "store-kill": self.kill_store,
             "store-stop": self.stop_store,
@@ -68,12 +61,11 @@ class Faults:
             "promotion-lossy": self.promote_with_loss,
             "maxmemory": self.fill_memory,
         }
+        for who, names in (("worker", self._cluster.workers), ("router", self._cluster.routers)):
+            found |= {f"{who}-term": partial(self.leave, names), f"{who}-stop": partial(self.stop, names)}
         if self._cluster.store.primary.disk.mounted:
             found["disk-full"] = self.fill_disk
-        for link in LINKS:
-            for way in WAYS:
-                found[f"{link}-{way}"] = partial(self.disturb, link, way)
-        return found
+        return found | {f"{link}-{way}": partial(self.disturb, link, way) for link in LINKS for way in WAYS}
 
     # Processes
 
@@ -113,12 +105,8 @@ class Faults:
             process = self._cluster.processes[name]
             await until(lambda: handles_sigterm(process.pid))  # it may have been started just now
             began = time.monotonic()
-            os.kill(process.pid, signal.SIGTERM)
-            while process.running:
-                if time.monotonic() - began > GRACE_S:
-                    await asyncio.to_thread(process.kill)
-                await asyncio.sleep(0.02)
-            code, took = process.exit_code, time.monotonic() - began
+            code = await asyncio.to_thread(process.stop, GRACE_S)  # which kills it then
+            took = time.monotonic() - began
             await self.start(name)
             assert code == 0, f"{name} ended with {code}, {took:.0f} s after SIGTERM"
             return {"victim": name, "code": code, "left_after_s": round(took, 2)}
@@ -145,7 +133,7 @@ class Faults:
     async def kill_store(self) -> dict[str, Any]:
         """kill -9 of the primary, and its start with its data."""
         store = self._cluster.store
-        async with self._the_store():
+        async with self.one_of(["store"]):
             pid = store.primary.pid
             await store.primary.kill()
             down_s = self._random.choice([0.0, 0.3, 1.0, 3.0, 6.0])
@@ -157,7 +145,7 @@ class Faults:
     async def stop_store(self) -> dict[str, Any]:
         """SIGSTOP of the primary."""
         store = self._cluster.store
-        async with self._the_store():
+        async with self.one_of(["store"]):
             pid, seconds = store.primary.pid, self._random.uniform(0.5, 6.0)
             assert pid is not None
             os.kill(pid, signal.SIGSTOP)
@@ -172,7 +160,7 @@ class Faults:
     async def promote_by_plan(self) -> dict[str, Any]:
         """The replica becomes the primary; no write is lost."""
         store = self._cluster.store
-        async with self._the_store():
+        async with self.one_of(["store"]):
             old = store.primary.name
             await store.promote_by_plan()
             self._cluster.point_at_primary()
@@ -185,7 +173,7 @@ class Faults:
     async def promote_with_loss(self) -> dict[str, Any]:
         """The replica falls behind, the primary dies, and the replica becomes the primary with what it has."""
         store = self._cluster.store
-        async with self._the_store():
+        async with self.one_of(["store"]):
             await store.in_step()
             old = store.primary.name
             await store.fall_behind()
@@ -201,7 +189,7 @@ class Faults:
     async def fill_memory(self) -> dict[str, Any]:
         """maxmemory is reached: less than what is used already."""
         store = self._cluster.store
-        async with self._the_store():
+        async with self.one_of(["store"]):
             client, before = store.primary.client, await store.primary.num_refused("OOM")
             used = int((await store.primary.info("memory"))["used_memory"])
             seconds = self._random.uniform(1.0, 6.0)
@@ -209,41 +197,45 @@ class Faults:
             await client.config_set("maxmemory", max(1, used // 2))
             try:
                 await asyncio.sleep(seconds)
-                refused, until = 0, time.monotonic() + TRAFFIC_S
-                while refused <= 0 and time.monotonic() < until:
-                    await asyncio.sleep(0.1)
-                    refused = await store.primary.num_refused("OOM") - before
+                await within(TRAFFIC_S, lambda: self._has_refused("OOM", before))
             finally:
                 await client.config_set("maxmemory", limit)
+            refused = await store.primary.num_refused("OOM") - before
             if refused <= 0:
                 raise FaultMissed("no write was refused for want of memory")
             return {"seconds": round(seconds, 1), "refused": refused}
 
+    async def _has_refused(self, code: str, before: int) -> bool:
+        return await self._cluster.store.primary.num_refused(code) > before
+
+    async def _writes(self) -> bool:
+        """Whether the last write of the append-only file was well."""
+        return bool((await self._cluster.store.primary.info("persistence"))["aof_last_write_status"] == "ok")
+
+    async def _has_rewritten(self, before: int) -> bool:
+        return await self._cluster.store.primary.num_rewritten() > before
+
     async def fill_disk(self) -> dict[str, Any]:
         """The disk of the append-only file is full. The server begins a new file when there is room again."""
         store = self._cluster.store
-        async with self._the_store():
+        async with self.one_of(["store"]):
             server = store.primary
             before, rewritten = await server.num_refused("MISCONF"), await server.num_rewritten()
             seconds = self._random.uniform(1.0, 6.0)
             server.disk.resize(f"{server.disk.used_kib() + 16}k")
-            failed = False
+            failed, ends = False, time.monotonic() + seconds
             try:
-                until = time.monotonic() + seconds
-                while time.monotonic() < until:
-                    failed |= (await server.info("persistence"))["aof_last_write_status"] != "ok"
+                while time.monotonic() < ends:
+                    failed |= not await self._writes()
                     await asyncio.sleep(0.2)
             finally:
                 server.disk.resize("512m")
             refused = await server.num_refused("MISCONF") - before
-            async with asyncio.timeout(60):
-                while (await server.info("persistence"))["aof_last_write_status"] != "ok":
-                    await asyncio.sleep(0.1)
+            await until(self._writes, 60)
             if not failed or refused <= 0:
                 raise FaultMissed(f"the full disk was not felt: failed {failed}, refused {refused}")
-            async with asyncio.timeout(60):  # the next full disk would damage the file that this one was full with
-                while await server.num_rewritten() <= rewritten:
-                    await asyncio.sleep(0.1)
+            # The next full disk would damage the file that this one was full with.
+            await until(lambda: self._has_rewritten(rewritten), 60)
             return {"seconds": round(seconds, 1), "refused": refused}
 
     # The network
@@ -264,7 +256,7 @@ class Faults:
     async def _disturb(self, link: FaultProxy, way: str) -> float:
         seconds = self._random.uniform(0.5, 8.0)
         if way == "reset":
-            await _within(TRAFFIC_S, lambda: link.num_connections > 0)
+            await within(TRAFFIC_S, lambda: link.num_connections > 0)
             link.reset()
             return 0.0
         count = PROOFS.get(way, "lost")
@@ -278,7 +270,7 @@ class Faults:
         }[way]
         try:
             await asyncio.sleep(seconds)
-            await _within(TRAFFIC_S, lambda: link.counts[count] > before)
+            await within(TRAFFIC_S, lambda: link.counts[count] > before)
         finally:
             link.heal()
         return seconds
@@ -293,30 +285,19 @@ class Faults:
             BEGAN.set(time.monotonic())
             yield name
 
-    @asynccontextmanager
-    async def _the_store(self) -> AsyncIterator[None]:
-        """The store, to which nothing else happens for as long as the context lasts."""
-        async with self._locks["store"]:
-            BEGAN.set(time.monotonic())
-            yield
-
 
 def _kind_of(link: str) -> str:
     """client-router, router-worker, worker-worker, router-store or worker-store."""
-    if link.startswith("blocks-"):
-        return "worker-worker"
-    if link.startswith("client-"):
-        return "client-router"
-    if link.startswith("router-"):
-        return "router-worker"
-    return "router-store" if link.startswith("r") else "worker-store"
+    first, _, second = link.partition("-")
+    kinds = {"blocks": "worker-worker", "client": "client-router", "router": "router-worker"}
+    return kinds.get(first) or f"{'router' if first[0] == 'r' else 'worker'}-{second}"
 
 
-async def _within(seconds: float, happened: Callable[[], bool]) -> None:
-    """Waits until it has happened, or the time is over."""
-    until = time.monotonic() + seconds
-    while not happened() and time.monotonic() < until:
-        await asyncio.sleep(0.1)
+async def within(seconds: float, happened: Callable[[], object]) -> None:
+    """Waits until it has happened, or the time is over, also on a busy machine."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await until(happened, 10 * seconds)
 
 
 def handles_sigterm(pid: int) -> bool:

@@ -5,14 +5,14 @@ import os
 import random
 import signal
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any
 
 from effort import patience
 from guard.processes import exists, ranks_of
-from storm.faults import LONG_STOP, FaultMissed, Faults
+from storm.faults import LONG_STOP, FaultMissed, Faults, Inject, within
 from storm.move_faults import patiently
 from storm.storm_cluster import StormCluster
 from waiting import until
@@ -35,15 +35,11 @@ class GroupFaults:
         self._faults = faults
         self._random = rng
 
-    def kinds(self) -> dict[str, Callable[[], Awaitable[dict[str, Any]]]]:
+    def kinds(self) -> dict[str, Inject]:
         """All of them, by name; none where there is no group."""
-        found = {
-            "rank-kill": self.kill_rank,
-            "rank-stop": self.stop_rank,
-            "front-kill": self.kill_front,
-            "front-stop": self.stop_front,
-        }
-        return {kind: partial(patiently, inject) for kind, inject in found.items()} if self._cluster.groups else {}
+        found = (self.kill_rank, self.stop_rank, self.kill_front, self.stop_front)
+        names = ("-".join(reversed(each.__name__.split("_"))) for each in found)
+        return {n: partial(patiently, each) for n, each in zip(names, found, strict=True) if self._cluster.groups}
 
     async def kill_rank(self) -> dict[str, Any]:
         """kill -9 of a rank other than 0. The front gives up, and is started again."""
@@ -61,10 +57,7 @@ class GroupFaults:
             leases = self._random.choice([draw(0.1, SHORT_STOP), draw(1.2, 3.0), LONG_STOP])
             seconds = leases * self._lease_s
             os.kill(rank, signal.SIGSTOP)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(seconds):
-                    while process.running:
-                        await asyncio.sleep(0.02)
+            await within(seconds, lambda: not process.running)
             with suppress(ProcessLookupError):  # it has ended with its front
                 os.kill(rank, signal.SIGCONT)
             gave_up = await self._settle("rank-stop", name, ranks)

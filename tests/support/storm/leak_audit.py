@@ -14,6 +14,7 @@ from typing import Any
 from guard.processes import command_of
 from live.cluster import idle
 from storm.storm_cluster import StormCluster
+from waiting import until
 
 # More than at the start, that is no leak: the pool of connections to the store (16), and connections of other processes
 # that were started again and whose old ones gRPC has not closed yet; threads of gRPC and of asyncio's executor, which
@@ -39,9 +40,7 @@ async def use_of(cluster: StormCluster, name: str) -> ProcessUse:
     with suppress(FileNotFoundError):
         told.unlink()
     os.kill(pid, signal.SIGUSR1)
-    async with asyncio.timeout(60):
-        while not told.exists():
-            await asyncio.sleep(0.05)
+    await until(told.exists, 60)
     found = json.loads(told.read_text())
     assert found["pid"] == pid
     files, threads = (len(list(Path(f"/proc/{pid}/{folder}").iterdir())) for folder in ("fd", "task"))
@@ -63,7 +62,7 @@ async def wait_quiet(cluster: StormCluster, patience_s: float) -> list[str]:
 
 
 async def _busy_workers(cluster: StormCluster) -> list[str]:
-    loads = {name: await cluster.load(name) for name in cluster.workers}
+    loads = await cluster.loads()
     return [f"{name} is not idle: {str(load).split()}" for name, load in loads.items() if not idle(load)]
 
 
@@ -95,18 +94,13 @@ async def _content(client: Any, key: str) -> str:
     return str(await client.get(key)) if kind == "string" else kind
 
 
-async def immortal_keys(cluster: StormCluster) -> list[str]:
-    """Keys that never expire."""
-    client = cluster.store.primary.client
-    return [key async for key in client.scan_iter("octavo:*", count=1000) if await client.pttl(key) == -1]
-
-
 async def audit(cluster: StormCluster, before: dict[str, ProcessUse], total_blocks: dict[str, int]) -> dict[str, Any]:
     """The findings, with what was left behind under "leaks". Everything is healed and quiet when it is called."""
-    leaks = [f"{key} never expires" for key in await immortal_keys(cluster)]
+    client = cluster.store.primary.client
+    keys = [key async for key in client.scan_iter("octavo:*", count=1000)]
+    leaks = [f"{key} never expires" for key in keys if await client.pttl(key) == -1]
     leaks += await live_keys(cluster)
-    for name in cluster.workers:
-        load = await cluster.load(name)
+    for name, load in (await cluster.loads()).items():
         if load.num_used_blocks or load.num_free_blocks + load.num_cached_blocks != total_blocks[name]:
             leaks.append(f"{name} has {str(load).split()}, of {total_blocks[name]} blocks")
     after = await uses(cluster)
@@ -118,11 +112,8 @@ async def audit(cluster: StormCluster, before: dict[str, ProcessUse], total_bloc
                 if have > most + slack:
                     leaks.append(f"{name} has {have} {what}, {most} at the start: {after[name].names}")
     leaks += [f"{name} has {after[name].moves}, and no sequence moves" for name in cluster.workers if after[name].moves]
-    states = Counter[str]()
-    client = cluster.store.primary.client
-    async for key in client.scan_iter("octavo:seq:*", count=1000):
-        if key.count(":") == 2:
-            states[await client.hget(key, "state") or "?"] += 1
+    records = [key for key in keys if key.startswith("octavo:seq:") and key.count(":") == 2]
+    states = Counter([await client.hget(key, "state") or "?" for key in records])
     return {
         "leaks": leaks,
         "records": dict(states),
@@ -151,5 +142,5 @@ def files_in_use(folder: Path) -> set[Path]:
 
 async def num_blocks(cluster: StormCluster) -> dict[str, int]:
     """All blocks of each worker."""
-    loads = {name: await cluster.load(name) for name in cluster.workers}
-    return {name: load.num_free_blocks + load.num_cached_blocks + load.num_used_blocks for name, load in loads.items()}
+    loads = (await cluster.loads()).items()
+    return {name: load.num_free_blocks + load.num_cached_blocks + load.num_used_blocks for name, load in loads}

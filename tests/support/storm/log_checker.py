@@ -237,17 +237,14 @@ def percentile(values: Sequence[float], share: float) -> float:
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
 
 
+def spread(values: Sequence[float]) -> dict[str, float]:
+    return {"p50": round(percentile(values, 0.5), 2), "p99": round(percentile(values, 0.99), 2)}
+
+
 def gap_table(verdict: Verdict) -> dict[str, dict[str, float]]:
     """Per fault kind: how many gaps, p50, p99 and the longest, in seconds."""
-    return {
-        kind: {
-            "count": len(gaps),
-            "p50": round(percentile(gaps, 0.5), 2),
-            "p99": round(percentile(gaps, 0.99), 2),
-            "max": round(max(gaps), 2),
-        }
-        for kind, gaps in sorted(verdict.gaps.items())
-    }
+    gaps = sorted(verdict.gaps.items())
+    return {kind: {"count": len(all), **spread(all), "max": round(max(all), 2)} for kind, all in gaps}
 
 
 def check_folder(folder: Path) -> Verdict:
@@ -270,10 +267,7 @@ def summary(verdict: Verdict) -> dict[str, Any]:
         "inside_json": dict(verdict.inside_json),
         "records_not_compared": verdict.num_unchecked_records,
         "ranked_late": verdict.num_ranked_late,
-        "first_token_s": {
-            "p50": round(percentile(verdict.first_token_s, 0.5), 2),
-            "p99": round(percentile(verdict.first_token_s, 0.99), 2),
-        },
+        "first_token_s": spread(verdict.first_token_s),
         "gaps_s": gap_table(verdict),
         "violations": verdict.violations,
         "ended_otherwise": verdict.unusual,

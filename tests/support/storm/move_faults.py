@@ -5,15 +5,15 @@ import random
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any, TypeVar
 
 import grpc
 import grpc.aio
-from storm.faults import WAYS, FaultMissed, Faults
+from storm.faults import WAYS, FaultMissed, Faults, Inject
 from storm.storm_cluster import StormCluster
+from waiting import until
 
 from octavo.internal.v1 import worker_pb2, worker_pb2_grpc
 from octavo.v1 import admin_pb2, admin_pb2_grpc, inference_pb2
@@ -30,14 +30,7 @@ UNANSWERED = "not answered"  # whoever was asked has died
 TIMED_OUT = f"no answer within {MOVE_S:g} s"
 
 
-@dataclass(frozen=True, slots=True)
-class RunningRequest:
-    """A request that a worker runs."""
-
-    request_id: str
-    seq_id: str
-    epoch: int
-    owner: str  # the incarnation
+RunningRequest = Any  # what Admin says of a request that a worker runs
 
 
 class MoveFaults:
@@ -53,14 +46,17 @@ class MoveFaults:
         self._faults = faults
         self._random = rng
 
-    def kinds(self) -> dict[str, Callable[[], Awaitable[dict[str, Any]]]]:
+    def kinds(self) -> dict[str, Inject]:
         """All of them, by name."""
+        workers = self._cluster.workers
         return {
             "move": lambda: patiently(partial(self.move_some, 1)),
             "move-wave": lambda: patiently(partial(self.move_some, WAVE)),
-            "move-source-kill": self.kill_source,
-            "move-target-kill": self.kill_target,
-            "move-router-kill": self.kill_router,
+            # kill -9 of a worker from which sequences move away, or to which they move; and of the router that has
+            # asked for the moves, which go on without it.
+            "move-source-kill": partial(self._kill_beside, workers, partial(self._begin_moves, source=True)),
+            "move-target-kill": partial(self._kill_beside, workers, partial(self._begin_moves, source=False)),
+            "move-router-kill": partial(self._kill_beside, self._cluster.routers, self._begin_moves_by),
             "drain-undo": self.drain_and_undo,
             **{f"worker-worker-{way}": partial(self.disturb_blocks, way) for way in (*WAYS, "damaged")},
         }
@@ -70,24 +66,12 @@ class MoveFaults:
         async with self._admin() as admin:
             names = await self._worker_names(admin)
             running = await self._running(admin)
-            chosen = self._random.sample(running, min(most, len(running)))
+            chosen = self._some(running, most)
             calls = [self._migrate(admin, each, self._named_target(each, names)) for each in chosen]
             found = Counter(await asyncio.gather(*calls))
         if not found["moved"]:
             raise FaultMissed(f"no sequence moved: {dict(found)}")
         return {"asked": len(chosen), **found}
-
-    async def kill_source(self) -> dict[str, Any]:
-        """kill -9 of a worker from which sequences move away."""
-        return await self._kill_beside(self._cluster.workers, lambda victim: self._begin_moves(victim, source=True))
-
-    async def kill_target(self) -> dict[str, Any]:
-        """kill -9 of a worker to which sequences move."""
-        return await self._kill_beside(self._cluster.workers, lambda victim: self._begin_moves(victim, source=False))
-
-    async def kill_router(self) -> dict[str, Any]:
-        """kill -9 of the router that has asked for the moves. They go on without it."""
-        return await self._kill_beside(self._cluster.routers, self._begin_moves_by)
 
     async def drain_and_undo(self) -> dict[str, Any]:
         """A worker drains for a while, and has sequences again before or after it is empty."""
@@ -105,9 +89,11 @@ class MoveFaults:
                     was_draining |= await self._is_draining(name)
                 finally:
                     await self._undo_drain(worker)
-            async with asyncio.timeout(UNDO_S):
-                while await self._is_draining(name) or not await self._cluster.serves(name):
-                    await asyncio.sleep(0.1)
+
+            async def is_back() -> bool:
+                return not await self._is_draining(name) and await self._cluster.serves(name)
+
+            await until(is_back, UNDO_S)
             if not was_draining:
                 raise FaultMissed(f"{name} did not drain")
             self.outcomes["moved by a drain"] += counts.num_migrated
@@ -140,8 +126,7 @@ class MoveFaults:
                 async with self._admin() as admin:
                     await self._worker_names(admin)
                     running = await self._running(admin)
-                    chosen = self._random.sample(running, min(4, len(running)))
-                    await asyncio.gather(*(self._migrate(admin, each, "") for each in chosen))
+                    await asyncio.gather(*(self._migrate(admin, each, "") for each in self._some(running, 4)))
             except (FaultMissed, grpc.aio.AioRpcError):
                 pass  # this router has died: the next one
             await asyncio.sleep(0.1)
@@ -176,21 +161,22 @@ class MoveFaults:
         if not found or not incarnation:
             raise FaultMissed(f"nothing can move {'from' if source else 'to'} {victim}")
         target = "" if source else incarnation
-        chosen = self._random.sample(found, min(BESIDE_A_KILL, len(found)))
-        return [asyncio.create_task(self._worker_migrate(names[each.owner], each, target)) for each in chosen]
+        calls = (self._worker_migrate(names[each.owner], each, target) for each in self._some(found, BESIDE_A_KILL))
+        return [asyncio.create_task(call) for call in calls]
 
     async def _begin_moves_by(self, router: str) -> list["asyncio.Task[str]"]:
-        async with self._admin(router) as admin:
-            running = await self._running(admin)
-        if not running:
-            raise FaultMissed("nothing runs that could move")
-        chosen = self._random.sample(running, min(BESIDE_A_KILL, len(running)))
-
         async def migrate(each: RunningRequest) -> str:
             async with self._admin(router) as admin:
                 return await self._migrate(admin, each, "")
 
-        return [asyncio.create_task(migrate(each)) for each in chosen]
+        async with self._admin(router) as admin:
+            running = await self._running(admin)
+        if not running:
+            raise FaultMissed("nothing runs that could move")
+        return [asyncio.create_task(migrate(each)) for each in self._some(running, BESIDE_A_KILL)]
+
+    def _some(self, running: Sequence[RunningRequest], most: int) -> list[RunningRequest]:
+        return self._random.sample(running, min(most, len(running)))
 
     async def _migrate(self, admin: admin_pb2_grpc.AdminStub, request: RunningRequest, worker_id: str) -> str:
         """Admin.Migrate, and what became of it."""
@@ -228,14 +214,14 @@ class MoveFaults:
             self.outcomes[f"moved from {sizes[0]} to {sizes[1]} ranks"] += 1
 
     async def _undo_drain(self, worker: worker_pb2_grpc.WorkerStub) -> None:
-        async with asyncio.timeout(UNDO_S):
-            while True:
-                try:
-                    async for _ in worker.Drain(worker_pb2.DrainRequest(undo=True), timeout=5):
-                        return
-                    return
-                except grpc.aio.AioRpcError:
-                    await asyncio.sleep(0.1)
+        async def is_undone() -> bool:
+            with suppress(grpc.aio.AioRpcError):
+                async for _ in worker.Drain(worker_pb2.DrainRequest(undo=True), timeout=5):
+                    break
+                return True
+            return False
+
+        await until(is_undone, UNDO_S)
 
     # Who is there
 
@@ -254,11 +240,7 @@ class MoveFaults:
 
     async def _running(self, admin: admin_pb2_grpc.AdminStub) -> Sequence[RunningRequest]:
         reply = await admin.ListSequences(admin_pb2.ListSequencesRequest(), timeout=5)
-        return [
-            RunningRequest(each.request_id, each.seq_id, each.epoch, each.owner)
-            for each in reply.sequences
-            if each.state == inference_pb2.REQUEST_STATE_RUNNING
-        ]
+        return [each for each in reply.sequences if each.state == inference_pb2.REQUEST_STATE_RUNNING]
 
     async def _worker_names(self, admin: admin_pb2_grpc.AdminStub) -> dict[str, str]:
         """The name of each worker that the router would choose, by its incarnation."""
@@ -275,12 +257,12 @@ class MoveFaults:
 
 async def patiently(begin: Callable[[], Awaitable[Result]]) -> Result:
     """What `begin` returns, as soon as it does not miss."""
-    until = time.monotonic() + WAIT_S
+    ends = time.monotonic() + WAIT_S
     while True:
         try:
             return await begin()
         except FaultMissed:
-            if time.monotonic() > until:
+            if time.monotonic() > ends:
                 raise
         await asyncio.sleep(1.0)
 

@@ -39,14 +39,13 @@ def main() -> None:
 
     signal.signal(signal.SIGUSR1, tell)
     sys.argv = sys.argv[2:]
-    if sys.argv[0] == "--load-s":
-        time.sleep(float(sys.argv[1]))
-        sys.argv = sys.argv[2:]
-    if sys.argv[0] == "--step-s":
-        slow_down(float(sys.argv[1]))
-        sys.argv = sys.argv[2:]
-    if sys.argv[0] == "--blocks":
-        tell_other_port(int(sys.argv[1]), target.with_suffix(".blocks"))
+    options = {
+        "--load-s": lambda value: time.sleep(float(value)),
+        "--step-s": lambda value: slow_down(float(value)),
+        "--blocks": lambda value: tell_other_port(int(value), target.with_suffix(".blocks")),
+    }
+    while apply := options.get(sys.argv[0]):
+        apply(sys.argv[1])
         sys.argv = sys.argv[2:]
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from live.traffic import varied_request
 from live.oracle import Expected, Oracle, cut
+from live.traffic import varied_request
 from storm.stream_log import params_of, sampling_of
 
 from octavo.client import FinishReason, SamplingParams

@@ -1,6 +1,5 @@
 """Two Valkey servers, one the replica of the other, each with its data on a small disk, and what can happen to them."""
 
-import asyncio
 import subprocess
 from contextlib import suppress
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any
 import redis.asyncio as redis
 from guard.processes import state_of
 from storm.fault_proxy import BLACK_HOLE, FaultProxy
+from waiting import until
 
 from octavo.local.embedded import EmbeddedStore
 
@@ -25,19 +25,15 @@ class SmallDisk:
 
     def mount(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        done = subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", f"size={DISK}", "storm", str(self.folder)], capture_output=True, check=False
-        )
-        self.mounted = done.returncode == 0
+        command = ["mount", "-t", "tmpfs", "-o", f"size={DISK}", "storm", str(self.folder)]
+        self.mounted = subprocess.run(command, capture_output=True, check=False).returncode == 0
 
     def resize(self, size: str) -> None:
         subprocess.run(["mount", "-o", f"remount,size={size}", str(self.folder)], check=True)
 
     def used_kib(self) -> int:
-        out = subprocess.run(
-            ["df", "-k", "--output=used", str(self.folder)], capture_output=True, check=True, text=True
-        )
-        return int(out.stdout.split()[1])
+        command = ["df", "-k", "--output=used", str(self.folder)]
+        return int(subprocess.run(command, capture_output=True, check=True, text=True).stdout.split()[1])
 
     def unmount(self) -> None:
         if self.mounted:
@@ -89,6 +85,9 @@ class StoreServer:
         found: dict[str, Any] = await self.client.info(section)
         return found
 
+    async def is_primary(self) -> bool:
+        return bool((await self.info("replication"))["role"] == "master")
+
     async def num_refused(self, code: str) -> int:
         """How many commands were answered with that error, such as OOM."""
         stats = await self.info("errorstats")
@@ -133,13 +132,15 @@ class ReplicatedStore:
 
     async def in_step(self) -> None:
         """Returns when the replica follows the primary closely."""
-        async with asyncio.timeout(PATIENCE_S):
-            while True:
-                with suppress(redis.RedisError, OSError):
-                    info = await self.replica.info("replication")
-                    if info["role"] == "slave" and info["master_link_status"] == "up" and await self.lag() < 1_000_000:
-                        return
-                await asyncio.sleep(0.1)
+
+        async def is_near() -> bool:
+            with suppress(redis.RedisError, OSError):
+                info = await self.replica.info("replication")
+                follows = info["role"] == "slave" and info["master_link_status"] == "up"
+                return follows and await self.lag() < 1_000_000
+            return False
+
+        await until(is_near, PATIENCE_S)
 
     async def lag(self) -> int:
         """Bytes of writes that the primary has and the replica has not."""
@@ -152,9 +153,7 @@ class ReplicatedStore:
         await self.in_step()
         old, new = self.primary, self.replica
         await old.client.execute_command("FAILOVER", "TO", "127.0.0.1", str(new.port), "TIMEOUT", "5000")
-        async with asyncio.timeout(PATIENCE_S):
-            while (await new.info("replication"))["role"] != "master":
-                await asyncio.sleep(0.02)
+        await until(new.is_primary, PATIENCE_S)
         self.primary, self.replica = new, old
 
     async def fall_behind(self) -> None:
@@ -166,6 +165,6 @@ class ReplicatedStore:
         lost = await self.lag()
         await self.primary.kill()
         await self.replica.client.replicaof("NO", "ONE")
-        assert (await self.replica.info("replication"))["role"] == "master"
+        assert await self.replica.is_primary()
         self.primary, self.replica = self.replica, self.primary
         return lost

@@ -15,6 +15,7 @@ from live.cluster import ROOT, Shape
 from live.process import Process
 from storm.fault_proxy import FaultProxy
 from storm.replicated_store import ReplicatedStore
+from waiting import until
 
 from octavo.internal.v1 import worker_pb2, worker_pb2_grpc
 from octavo.local import ports
@@ -32,12 +33,8 @@ DROP_EDITABLE = "sys.meta_path = [finder for finder in sys.meta_path if not find
 def copy_code(folder: Path, left_out: Sequence[str]) -> None:
     """A copy of the code that runs, so that whoever edits the code during a long run does not change what runs."""
     for package in PACKAGES:
-        shutil.copytree(
-            ROOT / package,
-            folder / package,
-            dirs_exist_ok=True,
-            ignore=shutil.ignore_patterns("__pycache__", *left_out),
-        )
+        ignore = shutil.ignore_patterns("__pycache__", *left_out)
+        shutil.copytree(ROOT / package, folder / package, dirs_exist_ok=True, ignore=ignore)
     (folder / "sitecustomize.py").write_text(f"import sys\n{DROP_EDITABLE}\n")
 
 
@@ -92,19 +89,15 @@ class StormCluster:
         for name in names:
             port = int(self.endpoints[name].rpartition(":")[2])
             side = "client" if name in self.routers else "router"
-            self._add_link(f"{side}-{name}", free.pop(), ("127.0.0.1", port))
-            self._add_link(f"{name}-store", free.pop(), self.store.primary.address)
+            for link, target in (
+                (f"{side}-{name}", ("127.0.0.1", port)),
+                (f"{name}-store", self.store.primary.address),
+            ):
+                self.links[link] = FaultProxy(link, free.pop(), target)
         for name in self.workers:
             file = self.observation(name).with_suffix(".blocks")
             self.links[f"blocks-{name}"] = BlockLink(f"blocks-{name}", free.pop(), file)
         self.processes = {name: Process(name, self._command(name), folder / f"{name}.log", self.code) for name in names}
-
-    def _add_link(self, name: str, port: int, target: tuple[str, int]) -> None:
-        self.links[name] = FaultProxy(name, port, target)
-
-    @property
-    def store_links(self) -> list[FaultProxy]:
-        return [link for name, link in self.links.items() if name.endswith("-store")]
 
     @property
     def client_endpoints(self) -> list[str]:
@@ -112,16 +105,8 @@ class StormCluster:
 
     def _command(self, name: str) -> list[str]:
         shape, store = self.shape, f"redis://{self.links[f'{name}-store'].endpoint}/0"
-        common = [
-            "--store",
-            store,
-            "--lease-ms",
-            str(shape.lease_ms),
-            "--listen",
-            self.endpoints[name],
-            "--web-listen",
-            "",
-        ]
+        common = ["--store", store, "--lease-ms", str(shape.lease_ms), "--listen", self.endpoints[name]]
+        common += ["--web-listen", ""]
         load = ["--load-s", str(self.load_s)]
         if shape.runner == "model":
             load += ["--step-s", str(shape.step_delay_ms / 1000)]
@@ -169,8 +154,9 @@ class StormCluster:
         return dict(zip(self.processes, codes, strict=True))
 
     def point_at_primary(self) -> None:
-        for link in self.store_links:
-            link.point_at(self.store.primary.address)
+        for name, link in self.links.items():
+            if name.endswith("-store"):
+                link.point_at(self.store.primary.address)
 
     def heal(self) -> None:
         for link in self.links.values():
@@ -178,9 +164,7 @@ class StormCluster:
 
     async def ready(self, name: str, patience_s: float = 120.0) -> None:
         """Returns when the process says that it serves, asked without a proxy."""
-        async with asyncio.timeout(patience_s):
-            while not await self.serves(name):
-                await asyncio.sleep(0.1)
+        await until(lambda: self.serves(name), patience_s)
 
     async def serves(self, name: str) -> bool:
         async with open_channel(self.endpoints[name]) as channel:
@@ -198,3 +182,6 @@ class StormCluster:
                 watch.cancel()
                 return message.load
         raise AssertionError(f"{name} says nothing of its load")
+
+    async def loads(self) -> dict[str, admin_pb2.WorkerLoad]:
+        return {name: await self.load(name) for name in self.workers}
