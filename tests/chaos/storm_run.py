@@ -82,9 +82,7 @@ class Storm:
             self._note_left(await wait_quiet(cluster, patience(60)))
             before, blocks = await uses(cluster), await num_blocks(cluster)
             kinds = self._chosen_kinds()
-            self._say(
-                f"{arguments.streams} streams, {arguments.minutes:g} minutes, seed {arguments.seed}: {' '.join(kinds)}"
-            )
+            self._say(f"{arguments.streams} streams, {arguments.minutes:g} minutes, seed {arguments.seed}: {[*kinds]}")
             await self._stream("history.jsonl", lambda: self._rage(kinds))
             self._note_left(await wait_quiet(cluster, patience(90)))
             found = await audit(cluster, before, blocks)
@@ -114,19 +112,19 @@ class Storm:
             raise SystemExit(f"the answers were not recorded:\n{recorder.tail()}")
 
     def _chosen_kinds(self) -> dict[str, Inject]:
-        kinds = {**self._faults.kinds(), **self._moves.kinds(), **self._groups.kinds()}
-        wanted = self._arguments.kinds.split(",") if self._arguments.kinds else [*kinds, "worker-kill", "router-kill"]
-        if not self._cluster.store.primary.disk.mounted:
-            self._say("disk-full is left out: this process may not mount a tmpfs")
-        known = {
-            **kinds,
+        kinds = {
+            **self._faults.kinds(),
+            **self._moves.kinds(),
+            **self._groups.kinds(),
             "worker-kill": lambda: self._faults.kill(self._cluster.workers),
             "router-kill": lambda: self._faults.kill(self._cluster.routers),
         }
-        unknown = set(wanted) - set(known)
-        if unknown:
-            raise SystemExit(f"no such kinds here: {sorted(unknown)}; there are {sorted(known)}")
-        return {kind: known[kind] for kind in wanted}
+        wanted = self._arguments.kinds.split(",") if self._arguments.kinds else [*kinds]
+        if not self._cluster.store.primary.disk.mounted:
+            self._say("disk-full is left out: this process may not mount a tmpfs")
+        if unknown := set(wanted) - set(kinds):
+            raise SystemExit(f"no such kinds here: {sorted(unknown)}; there are {sorted(kinds)}")
+        return {kind: kinds[kind] for kind in wanted}
 
     def _note_left(self, left: list[str]) -> None:
         self.violations += [f"not quiet: {what}" for what in left]
@@ -138,13 +136,8 @@ class Storm:
         options += ["--log", str(self.folder / log), "--seed", str(arguments.seed), "--patience-s", "300"]
         options += ["--backoff-s", str(arguments.backoff_s), "--json-share", str(arguments.json_share)]
         options += ["--reference", str(self._reference)] if self._reference else []
-        clients = Process(
-            "clients",
-            module_command(self._cluster.code, "storm.stream_clients", *options),
-            self.folder / "clients.log",
-            ROOT,
-        )
-        self._clients = clients
+        command = module_command(self._cluster.code, "storm.stream_clients", *options)
+        self._clients = clients = Process("clients", command, self.folder / "clients.log", ROOT)
         await asyncio.to_thread(clients.start)
         try:
             await meanwhile()
@@ -162,17 +155,12 @@ class Storm:
     async def _rage(self, kinds: dict[str, Inject]) -> None:
         """Faults until the time is over, and until the last one is."""
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._over.set)
-        of_groups = {kind: kinds[kind] for kind in self._groups.kinds() if kind in kinds}
-        others = {k: v for k, v in kinds.items() if k not in (*of_groups, "worker-kill", "router-kill")}
         chains = [asyncio.create_task(self._watch_processes()), asyncio.create_task(self._tell())]
-        for per_hour, chosen in (
-            (ROUTER_KILLS_PER_HOUR, {k: v for k, v in kinds.items() if k == "router-kill"}),
-            (WORKER_KILLS_PER_HOUR, {k: v for k, v in kinds.items() if k == "worker-kill"}),
-            (OF_GROUPS_PER_HOUR, of_groups),
-            (OTHERS_PER_HOUR, others),
-        ):
-            if chosen:
-                mean_s = 3600 / per_hour / self._arguments.rate
+        per_hour = {"router-kill": ROUTER_KILLS_PER_HOUR, "worker-kill": WORKER_KILLS_PER_HOUR}
+        per_hour |= dict.fromkeys(self._groups.kinds(), OF_GROUPS_PER_HOUR)
+        for rate in (ROUTER_KILLS_PER_HOUR, WORKER_KILLS_PER_HOUR, OF_GROUPS_PER_HOUR, OTHERS_PER_HOUR):
+            if chosen := {kind: act for kind, act in kinds.items() if per_hour.get(kind, OTHERS_PER_HOUR) == rate}:
+                mean_s = 3600 / rate / self._arguments.rate
                 chains.append(asyncio.create_task(self._keep_injecting(mean_s, chosen)))
         began = time.monotonic()
         with suppress(TimeoutError):
@@ -244,12 +232,9 @@ class Storm:
         while True:
             await asyncio.sleep(STATUS_S)
             streams = (self._clients.tail().splitlines() or [""])[-1]
-            kills = f"{self.counts['worker-kill']} worker kills, {self.counts['router-kill']} router kills"
-            load = f"load {os.getloadavg()[0]:.1f}"
-            moved = f"{self._moves.outcomes['moved']} moved"
-            self._say(
-                f"{kills}, {sum(self.counts.values())} faults, {moved}; streams, tokens, retries: {streams}; {load}"
-            )
+            counts = {name: self.counts[name] for name in ("worker-kill", "router-kill")}
+            counts |= {"faults": sum(self.counts.values()), "moved": self._moves.outcomes["moved"]}
+            self._say(f"{counts}; streams, tokens, retries: {streams}; load {os.getloadavg()[0]:.1f}")
 
     def _say(self, text: str) -> None:
         print(f"{time.monotonic() - self._began:6.0f} s  {text}", flush=True)
@@ -271,35 +256,24 @@ class Storm:
             "never_happened": never,
             "moves": dict(self._moves.outcomes.most_common()),
             "groups": dict(sorted(self._groups.outcomes.items())),
-            "left_behind": self.leaks,
             **checked,
+            "ended_needlessly": len(checked["ended_otherwise"]) - checked["data_loss"],
             "audit": found,
+            "left_behind": self.leaks,
             "violations": violations,
         }
 
 
 def as_text(report: dict[str, Any]) -> str:
     """The report for people."""
-    lines = [
-        f"{report['minutes']:g} minutes, {report['streams_at_a_time']} streams at a time, seed {report['seed']}",
-        "",
-    ]
-    lines += [f"{'fault':<34}{'times':>6}{'gaps':>7}{'p50 s':>8}{'p99 s':>8}{'max s':>8}"]
-    for kind in sorted({*report["faults"], *report["gaps_s"]}):
-        gaps = report["gaps_s"].get(kind, {"count": 0, "p50": 0, "p99": 0, "max": 0})
-        times = report["faults"].get(kind, "")
-        lines.append(f"{kind:<34}{times:>6}{gaps['count']:>7}{gaps['p50']:>8}{gaps['p99']:>8}{gaps['max']:>8}")
-    names = ("streams", "requests", "ends", "tokens", "reattaches", "data_loss", "records_not_compared", "ranked_late")
-    lines += ["", *(f"{name}: {report[name]}" for name in (*names, "first_token_s"))]
-    lines += [f"{count} inside JSON: {what}" for what, count in report["inside_json"].items()]
-    lines += [f"ended needlessly: {len(report['ended_otherwise']) - report['data_loss']}"]
-    lines += [f"records at the end: {report['audit']['records']}", f"leaks: {len(report['left_behind'])}"]
-    for what in ("moves", "groups"):
-        lines += ["", f"{what}:", *(f"  {count:>6}  {outcome}" for outcome, count in report[what].items())]
-    if report["never_happened"]:
-        lines += [f"never happened in this time: {' '.join(report['never_happened'])}"]
-    lines += ["", f"ended otherwise: {len(report['ended_otherwise'])}", *report["ended_otherwise"]]
-    lines += ["", f"violations: {len(report['violations'])}", *report["violations"]]
+    lines = []
+    for name, value in report.items():
+        if isinstance(value, dict) and value:
+            lines += [f"{name}:", *(f"  {key:<34} {each}" for key, each in value.items())]
+        elif isinstance(value, list):
+            lines += [f"{name}: {len(value)}", *(f"  {each}" for each in value)]
+        else:
+            lines.append(f"{name}: {value}")
     return "\n".join(lines)
 
 

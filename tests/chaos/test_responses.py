@@ -117,60 +117,56 @@ async def owner_of(cluster: Cluster, name: str) -> str:
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("aims", [False, True], ids=["in turn", "those that have the response"])
-async def test_kills_at_a_fixed_pace_leave_one_sequence(spares: Cluster, aims: bool) -> None:
-    """Nobody waits until what was killed is back. With `aims`, the router that is read and the owner are killed."""
-    pace_s, seconds = (
-        float(os.environ.get(f"OCTAVO_TEST_{name}", of)) for name, of in (("PACE_S", 2), ("SECONDS", 90))
-    )
-    undisturbed = await asyncio.to_thread(Reader(spares).read, MANY)
-    reader, killed = Reader(spares), Counter[str]()
-    reading = asyncio.create_task(asyncio.to_thread(reader.read, MANY))
-    assert await asyncio.to_thread(reader.begun.wait, END_S)
-    began = due = time.monotonic()
-    turns = itertools.cycle(range(6))
-    while not reading.done() and time.monotonic() < began + seconds:
+async def test_kills_of_those_that_have_the_response_leave_one_sequence(spares: Cluster) -> None:
+    """At a fixed pace: nobody waits until what was killed is back, the router that is read and the owner."""
+    usual = {"PACE_S": 2, "SECONDS": 90}
+    pace_s, seconds = (float(os.environ.get(f"OCTAVO_TEST_{name}", value)) for name, value in usual.items())
+    undisturbed, reader, reading = await begun(spares, MANY)
+    killed, due = Counter[str](), time.monotonic()
+    ends = due + seconds
+    while not reading.done() and time.monotonic() < ends:
         due += pace_s
         await asyncio.sleep(max(0.0, due - time.monotonic()))
-        number = next(turns)
-        victims = [f"r{number}", f"w{number}"]
-        if aims:
-            victims = [f"r{reader.router}", await owner_of(spares, reader.events[0]["response"]["id"])]
-        for victim in filter(None, victims):
+        for victim in filter(None, (f"r{reader.router}", await owner_of(spares, reader.events[0]["response"]["id"]))):
             process = spares.processes[victim]
             if process.running:
                 await asyncio.to_thread(process.kill)
                 killed[victim[0]] += 1
             process.start()
+    await check_end(undisturbed, reader, reading, killed)
+
+
+async def begun(cluster: Cluster, max_tokens: int) -> tuple[list[dict[str, Any]], Reader, "asyncio.Task[Any]"]:
+    """The events of an undisturbed response, and one that is under way."""
+    undisturbed, reader = await asyncio.to_thread(Reader(cluster).read, max_tokens), Reader(cluster)
+    reading = asyncio.create_task(asyncio.to_thread(reader.read, max_tokens))
+    assert await asyncio.to_thread(reader.begun.wait, END_S)
+    return undisturbed, reader, reading
+
+
+async def check_end(undisturbed: Any, reader: Reader, reading: "asyncio.Task[Any]", killed: object) -> Any:
     events = await reading
-    print(f"{dict(killed)} in {due - began:.0f} s, {reader.num_breaks} breaks, {len(events)} events")
+    print(f"{killed} killed, {reader.num_breaks} breaks, {len(events)} events")
+    assert [event["sequence_number"] for event in events] == list(range(len(undisturbed)))
     assert without_names(events) == without_names(undisturbed)
     assert reader.num_breaks
+    return events
 
 
 @pytest.mark.scaled
 @pytest.mark.timeout(900)
 async def test_events_have_no_gap_and_are_those_of_an_undisturbed_run(cluster):
-    max_tokens = draws(250, 3000)
-    undisturbed = await asyncio.to_thread(Reader(cluster).read, max_tokens)
-    assert [event["sequence_number"] for event in undisturbed] == list(range(len(undisturbed)))
-    reader = Reader(cluster)
-    reading = asyncio.create_task(asyncio.to_thread(reader.read, max_tokens))
-    assert await asyncio.to_thread(reader.begun.wait, END_S)
+    undisturbed, reader, reading = await begun(cluster, draws(250, 3000))
     num_kills = 0
     while not reading.done():
         await asyncio.sleep(EVERY_S)
         victims = [f"{kind}{num_kills % 2}" for kind in "rw"]
-        for victim in victims:
-            await asyncio.to_thread(cluster.kill, victim)
-        for victim in victims:
-            await asyncio.to_thread(cluster.spawn, victim)
+        for act in (cluster.kill, cluster.spawn):
+            for victim in victims:
+                await asyncio.to_thread(act, victim)
         await asyncio.to_thread(cluster.wait_ready)  # a busy machine takes longer to start them than to kill them
         num_kills += 1
-    events = await reading
-    print(f"{num_kills} times a router and a worker killed, {reader.num_breaks} breaks, {len(events)} events")
-    assert without_names(events) == without_names(undisturbed)
-    assert reader.num_breaks
+    events = await check_end(undisturbed, reader, reading, num_kills)
     cluster.revive()
     name = events[0]["response"]["id"]
     for endpoint in cluster.http_endpoints:

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from live.cluster import StoreProcess
 from live.process import wait_until
+from live.store_process import StoreProcess
 from live.up import Up
 from trace_collector import TraceCollector, trace_collector
 

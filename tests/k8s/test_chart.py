@@ -14,35 +14,25 @@ from rendered_chart import (
     all_pods,
     by_name,
     component_of,
+    found_by,
     of_kind,
     options_by_variable,
     pods,
+    ports_of,
     programs,
     run,
+    secrets_of,
     settings_of,
     template,
     tool,
     values_of,
 )
 
-from octavo.net import health
 from octavo.settings.loading import TORCHRUN
 
-SERVED = {"router": "resume", "worker": "octavo.internal.v1.Worker"}
 # What others define: no schema of Kubernetes knows it.
-CUSTOM = {
-    "Certificate",
-    "GRPCRoute",
-    "HTTPRoute",
-    "InferencePool",
-    "BackendTLSPolicy",
-    "Issuer",
-    "LeaderWorkerSet",
-    "PodMonitor",
-    "PrometheusRule",
-    "ScaledObject",
-    "ServiceMonitor",
-}
+CUSTOM = {"Certificate", "Issuer", "GRPCRoute", "HTTPRoute", "InferencePool", "BackendTLSPolicy", "LeaderWorkerSet"}
+CUSTOM |= {"PodMonitor", "PrometheusRule", "ScaledObject", "ServiceMonitor"}
 
 
 @pytest.mark.parametrize("helm", ["helm3", "helm4"])
@@ -100,12 +90,11 @@ def test_selectors_find_the_pods_that_they_should(objects):
             continue
         selector = each["spec"]["selector"]
         selector = selector.get("matchLabels", selector)
-        found = {key: pod for key, pod in templates.items() if selector.items() <= pod["metadata"]["labels"].items()}
+        found = found_by(selector, templates)
         if kind == "Service":
             assert len({component_of(pod) for pod in found.values()}) == 1, name
-            for pod in found.values():
-                ports = {port["name"] for container in pod["spec"]["containers"] for port in container["ports"]}
-                assert {port["targetPort"] for port in each["spec"]["ports"]} <= ports, name
+            ports = [ports_of(container).keys() for pod in found.values() for container in pod["spec"]["containers"]]
+            assert all({port["targetPort"] for port in each["spec"]["ports"]} <= names for names in ports), name
             continue
         assert [found_name for _, found_name in found] == [name], (kind, name)
         if kind == "StatefulSet":
@@ -114,64 +103,29 @@ def test_selectors_find_the_pods_that_they_should(objects):
             assert spread["labelSelector"]["matchLabels"] == selector
 
 
-def test_ports_are_those_of_the_code(objects):
-    for component, _, container in programs(objects):
-        cls = CLASSES[component]()
-        listens = {"grpc": cls.listen, "web": cls.web_listen}
-        if component == "router":
-            listens["http"] = cls.http_listen
-        ports = {port["name"]: port["containerPort"] for port in container["ports"]}
-        assert ports == {name: int(address.rpartition(":")[2]) for name, address in listens.items()}
-
-
-@pytest.mark.parametrize("options", [(), INSECURE])
-def test_probes_ask_what_the_code_answers(options):
-    """By gRPC, or with TLS, which Kubernetes' gRPC probes do not know, the same by HTTPS."""
-    for component, _, container in programs(by_name(template(*options))):
-        asked = {"readinessProbe": SERVED[component], "livenessProbe": health.ALIVE}
-        asked["startupProbe"] = health.ALIVE if component == "router" else SERVED[component]
-        port = int(CLASSES[component]().listen.rpartition(":")[2])
-        for name, service in asked.items():
-            probe = container[name]
-            if options:
-                assert probe["grpc"] == {"port": port, "service": service}
-            else:
-                assert probe["httpGet"] == {"port": "web", "path": f"/health/{service}", "scheme": "HTTPS"}
-        startup = container["startupProbe"]  # a router waits for its store, and a worker loads its model
-        assert startup["failureThreshold"] * startup["periodSeconds"] >= {"router": 900, "worker": 1800}[component]
+BESIDE = {"POD_IP", "HOME", "STORE_PASSWORD", "HF_HUB_OFFLINE"} | {"MASTER_ADDR", "MASTER_PORT", *TORCHRUN}
 
 
 def test_what_a_pod_is_told_is_what_its_program_reads(objects):
     """Every argument and variable is one of the program's own, has a value that it takes, and is there once."""
-    for component, _, container in programs(objects):
-        names = [entry["name"] for entry in container["env"]]
+    for component, pod, container in programs(objects):
+        names, known = [entry["name"] for entry in container["env"]], options_by_variable(component)
         assert len(set(names)) == len(names)
-        known = options_by_variable(component)
-        assert set(names) - known.keys() <= {
-            "POD_IP",
-            "HOME",
-            "STORE_PASSWORD",
-            "HF_HUB_OFFLINE",
-            "MASTER_ADDR",
-            "MASTER_PORT",
-            *TORCHRUN,
-        }  # the last ones by profiles
+        assert set(names) - known.keys() <= BESIDE
         read = settings_of(component, container)
         assert read.store == values_of(container).get(f"OCTAVO_{component.upper()}_STORE", "redis://store:6379/0")
         assert read.log_format == "json"
-        assert read.address.startswith("0.0.0.0:")
-        assert read.web_listen.startswith("0.0.0.0:")
-        if component == "worker":
-            assert read.advertise == "10.0.0.7"
-        given = {known[name].name for name in names if name in known}
-        assert {f"{component}_id", "store"} <= given
-
-
-def test_a_pod_has_left_before_it_is_killed(objects):
-    """Kubernetes waits for what comes before a drain, for the drain, and for some seconds to end in."""
-    for component, pod, container in programs(objects):
-        grace = pod["spec"]["terminationGracePeriodSeconds"]
-        drain_s = settings_of(component, container).drain_ms // 1000
+        assert read.address.startswith("0.0.0.0:") and read.web_listen.startswith("0.0.0.0:")
+        assert component == "router" or read.advertise == "10.0.0.7"
+        assert {f"{component}_id", "store"} <= {known[name].name for name in names if name in known}
+        usual = CLASSES[component]()
+        listens = {"grpc": usual.listen, "web": usual.web_listen}
+        listens |= {"http": usual.http_listen} if component == "router" else {}
+        assert ports_of(container) == {name: int(each.rpartition(":")[2]) for name, each in listens.items()}
+        startup = container["startupProbe"]  # a router waits for its store, and a worker loads its model
+        assert startup["failureThreshold"] * startup["periodSeconds"] >= {"router": 900, "worker": 1800}[component]
+        # Kubernetes waits for what comes before a drain, for the drain, and for some seconds to end in.
+        grace, drain_s = pod["spec"]["terminationGracePeriodSeconds"], read.drain_ms // 1000
         command = container["lifecycle"]["preStop"]["exec"]["command"]
         if component == "router":
             assert command[0] == "sleep"
@@ -181,35 +135,32 @@ def test_a_pod_has_left_before_it_is_killed(objects):
             assert grace == drain_s + 15
 
 
+RESTRICTED = {
+    "allowPrivilegeEscalation": False,
+    "readOnlyRootFilesystem": True,
+    "capabilities": {"drop": ["ALL"]},
+}
+
+
 def test_pods_are_restricted(objects):
-    """The restricted profile of the Pod Security Standards, a read-only root, and limits for every container."""
+    """The restricted profile of the Pod Security Standards, a read-only root, and limits for every container; and no
+    secret stands in its arguments or variables."""
     for key, pod in all_pods(objects).items():
         spec = pod["spec"]
         assert spec["automountServiceAccountToken"] is False
         assert spec["securityContext"]["runAsNonRoot"] is True
         assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
-        for container in (*spec.get("initContainers", ()), *spec["containers"]):
-            assert container["securityContext"] == {
-                "allowPrivilegeEscalation": False,
-                "readOnlyRootFilesystem": True,
-                "capabilities": {"drop": ["ALL"]},
-            }, key
-            for kind in ("requests", "limits"):
-                assert {"cpu", "memory"} <= container["resources"][kind].keys()
         claims = {each["metadata"]["name"] for each in objects[key]["spec"].get("volumeClaimTemplates", ())}
         volumes = {volume["name"] for volume in spec.get("volumes", ())} | claims
+        for container in (*spec.get("initContainers", ()), *spec["containers"]):
+            assert container["securityContext"] == RESTRICTED, key
+            assert all({"cpu", "memory"} <= container["resources"][kind].keys() for kind in ("requests", "limits"))
+            assert {mount["name"] for mount in container["volumeMounts"]} <= volumes
         mounted = [mount["name"] for container in spec["containers"] for mount in container["volumeMounts"]]
         assert sorted(mounted) == sorted(volumes), key
-        for container in spec.get("initContainers", ()):
-            assert {mount["name"] for mount in container["volumeMounts"]} <= volumes
-        for volume in spec.get("volumes", ()):
-            if "secret" in volume:
-                assert volume["secret"]["defaultMode"] == 0o440  # for the group of the pod, and nobody else
-
-
-def test_no_secret_stands_in_arguments_or_variables(objects):
-    for key, pod in all_pods(objects).items():
-        for container in pod["spec"]["containers"]:
+        secrets = [volume["secret"] for volume in spec.get("volumes", ()) if "secret" in volume]
+        assert all(each["defaultMode"] == 0o440 for each in secrets)  # for the group of the pod, and nobody else
+        for container in spec["containers"]:
             words = [word for part in ("command", "args") for word in container.get(part, [])]
             words += values_of({"env": [], **container}).values()
             urls = [word for word in words if "redis://" in word or "rediss://" in word]
@@ -232,10 +183,7 @@ def test_the_store_is_bundled_unless_there_is_another():
     for objects in (given, secret):
         assert not [name for kind, name in objects if kind == "StatefulSet" and name.endswith("store")]
     container = pods(secret)["worker"]["spec"]["containers"][0]
-    (url,) = [
-        entry["valueFrom"]["secretKeyRef"] for entry in container["env"] if entry["name"] == "OCTAVO_WORKER_STORE"
-    ]
-    assert url == {"name": "octavo-store", "key": "url"}
+    assert secrets_of(container)["OCTAVO_WORKER_STORE"] == ("octavo-store", "url")
     mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
     assert mounts["store-tls"] == "/etc/octavo/store-tls"
 
@@ -248,14 +196,9 @@ def test_the_password_of_the_store_is_made_anew_or_named():
     assert all(re.fullmatch(rb"[A-Za-z0-9]{40}", base64.b64decode(each)) for each in passwords)
     named = by_name(template("--set", "store.bundled.passwordSecret=mine"))
     assert not of_kind(named, "Secret")
-    asked = [
-        entry["valueFrom"]["secretKeyRef"]
-        for pod in all_pods(named).values()
-        for container in pod["spec"]["containers"]
-        for entry in container.get("env", ())
-        if entry["name"] in ("STORE_PASSWORD", "VALKEYCLI_AUTH", "REDISCLI_AUTH")
-    ]
-    assert asked == [{"name": "mine", "key": "password"}] * 5
+    containers = [container for pod in all_pods(named).values() for container in pod["spec"]["containers"]]
+    asked = [ref for each in containers for ref in secrets_of(each).values()]
+    assert asked == [("mine", "password")] * 5
 
 
 CELLS = "cells[0].name=a,cells[0].store.existingSecret=mine,cells[1].name=b,cells[1].worker.replicas=3"
@@ -265,24 +208,16 @@ def test_each_cell_has_objects_and_a_store_of_its_own():
     objects = by_name(template(*INSECURE, "--set", CELLS))
     templates = all_pods(objects)
     for name, service in of_kind(objects, "Service").items():
-        selector = service["spec"]["selector"]
-        found = [key[1] for key, pod in templates.items() if selector.items() <= pod["metadata"]["labels"].items()]
-        assert len(found) == 1, f"{name} finds {found}"
-        assert found[0].startswith(f"trial-octavo-{selector['octavo/cell']}-")
-    for cell, secret, variable in (("a", "mine", "_STORE"), ("b", "trial-octavo-b-store", "STORE_PASSWORD")):
-        for key in (("Deployment", f"trial-octavo-{cell}-router"), ("StatefulSet", f"trial-octavo-{cell}-worker")):
-            (container,) = templates[key]["spec"]["containers"]
-            (asked,) = [each for each in container["env"] if each["name"].endswith(variable)]
-            assert asked["valueFrom"]["secretKeyRef"]["name"] == secret
+        [(_, found)] = found_by(service["spec"]["selector"], templates)
+        assert found.startswith(f"trial-octavo-{service['spec']['selector']['octavo/cell']}-"), name
     assert ("StatefulSet", "trial-octavo-a-store") not in objects
-    (url,) = {
-        url
-        for component, pod, container in programs(objects)
-        if pod["metadata"]["labels"]["octavo/cell"] == "b"
-        for name, url in values_of(container).items()
-        if name == f"OCTAVO_{component.upper()}_STORE"
-    }
-    assert url == "redis://:$(STORE_PASSWORD)@trial-octavo-b-store:6379/0"
+    for component, pod, container in programs(objects):
+        url, refs = f"OCTAVO_{component.upper()}_STORE", secrets_of(container)
+        if pod["metadata"]["labels"]["octavo/cell"] == "a":
+            assert refs[url][0] == "mine"
+        else:
+            assert refs["STORE_PASSWORD"][0] == "trial-octavo-b-store"
+            assert values_of(container)[url] == "redis://:$(STORE_PASSWORD)@trial-octavo-b-store:6379/0"
     assert ("Secret", "trial-octavo-b-store") in objects
     workers = [objects["StatefulSet", f"trial-octavo-{cell}-worker"]["spec"]["replicas"] for cell in "ab"]
     assert workers == [1, 3]
@@ -300,7 +235,5 @@ def test_addresses_of_version_6_have_brackets():
     objects = by_name(template("--set", "ipFamily=IPv6"))
     for component, _, container in programs(objects):
         read = settings_of(component, container, pod_ip="fd00::7")
-        assert read.address.startswith("[::]:")
-        assert read.web_listen.startswith("[::]:")
-    worker = pods(objects)["worker"]["spec"]["containers"][0]
-    assert settings_of("worker", worker, pod_ip="fd00::7").advertise == "[fd00::7]"
+        assert read.address.startswith("[::]:") and read.web_listen.startswith("[::]:")
+        assert component == "router" or read.advertise == "[fd00::7]"

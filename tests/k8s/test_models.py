@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from rendered_chart import by_name, of_kind, pods, programs, settings_of, template, values_of
+from rendered_chart import by_name, of_kind, pods, ports_of, programs, settings_of, template, values_of
 
 from octavo.net.security.roles import ALLOWED, PeerRole
 
@@ -129,8 +129,7 @@ def test_a_pool_has_the_routers_and_the_port_of_openais_api():
     chosen = spec["selector"]["matchLabels"].items()
     assert [c for c, pod, _ in programs(objects) if chosen <= pod["metadata"]["labels"].items()] == ["router"]
     (container,) = [container for component, _, container in programs(objects) if component == "router"]
-    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
-    assert spec["targetPorts"] == [{"number": ports["http"]}]
+    assert spec["targetPorts"] == [{"number": ports_of(container)["http"]}]
     expected = {"name": "picker", "port": {"number": 9002}, "failureMode": "FailOpen"}
     assert spec["endpointPickerRef"] == expected
     assert settings_of("router", container).metric_aliases == "vllm"

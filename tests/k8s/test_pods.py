@@ -16,9 +16,9 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from issued_secrets import Authority, MountedSecret
 from listening import listening
-from live.cluster import StoreProcess
 from live.grpcurl import tool
 from live.process import Process, wait_until
+from live.store_process import StoreProcess
 from rendered_chart import INSECURE, by_name, notes, of_kind, programs, template, values_of
 
 from octavo.client import Client

@@ -3,7 +3,7 @@
 import itertools
 
 import pytest
-from rendered_chart import all_pods, by_name, component_of, of_kind, programs, settings_of, template
+from rendered_chart import all_pods, by_name, component_of, of_kind, programs, secrets_of, settings_of, template
 
 from octavo.net.security.roles import PeerRole, roles_in
 from octavo.wire.tls import WORKER_NAME
@@ -71,8 +71,7 @@ def test_every_secret_that_a_pod_needs_is_made_or_named_in_the_values(profile):
         volumes = pod["spec"].get("volumes", ())
         needed |= {volume["secret"]["secretName"] for volume in volumes if "secret" in volume}
         for container in pod["spec"]["containers"]:
-            refs = [entry.get("valueFrom", {}).get("secretKeyRef") for entry in container.get("env", ())]
-            needed |= {ref["name"] for ref in refs if ref}
+            needed |= {name for name, _ in secrets_of(container).values()}
     assert needed - made == given.get(profile, set())
 
 

@@ -11,6 +11,7 @@ from rendered_chart import (
     ROOT,
     by_name,
     of_kind,
+    ports_of,
     programs,
     promtool,
     promtool_tests,
@@ -125,8 +126,7 @@ def test_the_monitors_find_every_pod_and_its_port(kind, profile):
         for component, pod, container in programs(objects):
             labels = pod["metadata"]["labels"]
             if any(selector <= labels.items() for selector in selectors):
-                ports = {port["name"]: port["containerPort"] for port in container["ports"]}
-                assert settings_of(component, container).web_listen == f"0.0.0.0:{ports['web']}"
+                assert settings_of(component, container).web_listen == f"0.0.0.0:{ports_of(container)['web']}"
                 assert {*sources.values()} <= {re.sub(r"\W", "_", label) for label in labels}
                 found.append(sorted(labels.items()))
     expected = [sorted(pod["metadata"]["labels"].items()) for _, pod, _ in programs(objects)]

@@ -125,6 +125,21 @@ def values_of(container):
     return {entry["name"]: entry["value"] for entry in container["env"] if "value" in entry}
 
 
+def secrets_of(container):
+    """Of which Secret, and which key of it, a container has variables."""
+    entries = {entry["name"]: entry.get("valueFrom", {}).get("secretKeyRef") for entry in container.get("env", ())}
+    return {name: (ref["name"], ref["key"]) for name, ref in entries.items() if ref}
+
+
+def found_by(selector, templates):
+    """The pod templates that have the labels."""
+    return {key: pod for key, pod in templates.items() if selector.items() <= pod["metadata"]["labels"].items()}
+
+
+def ports_of(container):
+    return {port["name"]: port["containerPort"] for port in container["ports"]}
+
+
 def settings_of(component, container, pod_ip="10.0.0.7"):
     """The settings that a container gives its program, as the program reads them."""
     cls = CLASSES[component]

@@ -1,33 +1,29 @@
 """A store, routers and workers as real processes in a directory of their own."""
 
-import asyncio
 import json
-import socket
 import sys
-import threading
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import grpc
 from certificates import Certificates
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from guard.processes import exists, state_of
+from guard.processes import state_of
 from live.nursery import NurseryProcess
-from live.process import Process, Stoppable, wait_until
+from live.process import Process, wait_until
+from live.store_process import StoreProcess
 
 from octavo.client import AsyncClient, ClientCredentials
 from octavo.internal.v1 import worker_pb2, worker_pb2_grpc
 from octavo.local import ports
-from octavo.local.embedded import EmbeddedStore
 from octavo.v1 import admin_pb2, admin_pb2_grpc, inference_pb2_grpc
 from octavo.wire import statuses
 from octavo.wire.channel import channel_options
 from octavo.wire.tls import WORKER_NAME
 
 ROOT = Path(__file__).resolve().parents[3]
-Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,56 +41,6 @@ class Shape:
     each_worker: tuple[tuple[str, ...], ...] = ()  # further ones of w0, w1, …
 
 
-class StoreProcess(Stoppable):
-    """The embedded store. It dies with the thread that starts it, so it has one."""
-
-    name = "store"
-
-    def __init__(self, directory: Path) -> None:
-        self._store = EmbeddedStore(directory)
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
-        self._thread.start()
-
-    @property
-    def url(self) -> str:
-        return self._store.url
-
-    @property
-    def pid(self) -> int:  # type: ignore[override]
-        assert self._store.pid is not None
-        return self._store.pid
-
-    @property
-    def running(self) -> bool:
-        return exists(self._store.pid or 0)
-
-    def start(self) -> None:
-        self._run(self._store.start())
-
-    def kill(self) -> None:
-        pid = self.pid
-        self._run(self._store.kill())
-        assert not state_of(pid), "the store lives on"
-
-    def stop(self) -> None:
-        self._run(self._store.stop())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
-        self._loop.close()
-
-    def ask(self, *words: str) -> bytes:
-        """The answer to a command."""
-        with socket.socket(socket.AF_UNIX) as connection:
-            connection.connect(self.url.removeprefix("unix://").partition("?")[0])
-            parts = [f"${len(word.encode())}\r\n{word}\r\n" for word in words]
-            connection.sendall(f"*{len(words)}\r\n{''.join(parts)}".encode())
-            return connection.recv(100_000)
-
-    def _run(self, work: Coroutine[Any, Any, Result]) -> Result:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(60)
-
-
 class Cluster:
     """Started by `start`; processes are named store, r0, r1, …, w0, w1, … With certificates all goes over TLS."""
 
@@ -105,10 +51,10 @@ class Cluster:
         self.directory = directory
         self.store = StoreProcess(directory / "store")
         free = ports.pick(3 * shape.routers + shape.workers)
-        self.endpoints = [f"127.0.0.1:{port}" for port in free[: shape.routers]]
-        self.admin_endpoints = [f"127.0.0.1:{port}" for port in free[shape.routers : 2 * shape.routers]]
-        self.http_endpoints = [f"127.0.0.1:{port}" for port in free[2 * shape.routers : 3 * shape.routers]]
-        self.worker_endpoints = {f"w{i}": f"127.0.0.1:{port}" for i, port in enumerate(free[3 * shape.routers :])}
+        addresses = [f"127.0.0.1:{port}" for port in free]
+        routers = [addresses[i * shape.routers : (i + 1) * shape.routers] for i in range(3)]
+        self.endpoints, self.admin_endpoints, self.http_endpoints = routers
+        self.worker_endpoints = {f"w{i}": address for i, address in enumerate(addresses[3 * shape.routers :])}
         self.processes: dict[str, Process] = {}
         self._channels: dict[str, grpc.Channel] = {}
 
@@ -142,7 +88,7 @@ class Cluster:
         self.process(name).kill()
 
     def terminate(self, name: str) -> float:
-        """SIGTERM to a router or a worker; how many seconds it took to end, with status 0."""
+        """SIGTERM; how many seconds it took to end, with status 0."""
         return float(self.process(name).terminate())
 
     def spawn(self, name: str) -> None:
@@ -187,17 +133,16 @@ class Cluster:
     def channel(self, endpoint: str) -> grpc.Channel:
         """As an operator."""
         if endpoint not in self._channels:
-            self._channels[endpoint] = self._open_channel(endpoint)
+            options = channel_options()
+            if self.certificates is None:
+                self._channels[endpoint] = grpc.insecure_channel(endpoint, options=options)
+            else:
+                if endpoint in self.worker_endpoints.values():
+                    options = [*options, ("grpc.ssl_target_name_override", WORKER_NAME)]
+                cert, key, ca = (Path(each).read_bytes() for each in self.certificates.settings("operator").values())
+                credentials = grpc.ssl_channel_credentials(ca, key, cert)
+                self._channels[endpoint] = grpc.secure_channel(endpoint, credentials, options=options)
         return self._channels[endpoint]
-
-    def _open_channel(self, endpoint: str) -> grpc.Channel:
-        options = channel_options()
-        if self.certificates is None:
-            return grpc.insecure_channel(endpoint, options=options)
-        if endpoint in self.worker_endpoints.values():
-            options = [*options, ("grpc.ssl_target_name_override", WORKER_NAME)]
-        cert, key, ca = (Path(file).read_bytes() for file in self.certificates.settings("operator").values())
-        return grpc.secure_channel(endpoint, grpc.ssl_channel_credentials(ca, key, cert), options=options)
 
     def inference(self, router: int = 0) -> inference_pb2_grpc.InferenceStub:
         """Blocking; for asyncio see `client` and `rpc.channel`."""
@@ -298,10 +243,8 @@ class Cluster:
         wait_until(self._idle, timeout_s, "something still runs, or has left blocks behind")
 
     def _idle(self) -> bool:
-        queued = any(
-            self.admin(router).ListWorkers(admin_pb2.ListWorkersRequest(), timeout=10).num_queued
-            for router in range(min(1, self.shape.routers))
-        )
+        asked = admin_pb2.ListWorkersRequest()
+        queued = self.shape.routers and self.admin().ListWorkers(asked, timeout=10).num_queued
         return not queued and all(idle(self.load(name)) for name in self.worker_endpoints)
 
     def report(self) -> str:

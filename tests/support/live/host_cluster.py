@@ -7,9 +7,10 @@ from pathlib import Path
 
 from certificates import Certificates
 from guard.processes import lasting
-from live.cluster import ROOT, Cluster, Shape, StoreProcess
+from live.cluster import ROOT, Cluster, Shape
 from live.network_hosts import NetworkHost, NetworkHosts, network_hosts
 from live.process import Process
+from live.store_process import StoreProcess
 
 from octavo.local.embedded import EmbeddedStore, find_server
 from octavo.local.program_command import find_program

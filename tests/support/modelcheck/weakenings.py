@@ -7,6 +7,7 @@ it would have refused made right.
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -56,33 +57,15 @@ def constant(where: Any, name: str, value: Any) -> Callable[[], Patches]:
     return lambda: [(where, name, lambda *_, **__: value)]
 
 
-def record_of(state: MemoryState, seq_id: Any) -> Any:
-    stored = state.get(seq_id)
-    return None if stored is None else stored.record
+def righted(where: Any, name: str, fix: Callable[..., tuple[Any, ...]]) -> Callable[[], Patches]:
+    """A function that gets other arguments about a sequence that there is: `fix` makes right what would be refused."""
 
+    @weakens(where, name)
+    def weaker(real, first, *args):
+        stored = getattr(first, "shared", first).get(getattr(args[-1], "seq_id", args[0]))
+        return real(first, *(fix(stored, *args) if stored is not None else args))
 
-@weakens(store, "append")
-def append_any_epoch(real, state, owner, item):
-    record = record_of(state, item.seq_id)
-    return real(state, owner, replace(item, epoch=record.epoch) if record else item)
-
-
-@weakens(store, "append")
-def append_any_owner(real, state, owner, item):
-    record = record_of(state, item.seq_id)
-    return real(state, record.owner if record else owner, item)
-
-
-@weakens(store, "append")
-def append_of_anybody(real, state, owner, item):
-    record = record_of(state, item.seq_id)
-    return real(state, record.owner, replace(item, epoch=record.epoch)) if record else None
-
-
-@weakens(store, "append")
-def append_anywhere(real, state, owner, item):
-    stored = state.get(item.seq_id)
-    return real(state, owner, replace(item, first_index=len(stored.journals[0])) if stored else item)
+    return weaker
 
 
 @weakens(store, "append")
@@ -96,25 +79,16 @@ def append_after_the_end(real, state, owner, item):
 
 
 @weakens(ownership, "take_ownership")
-def take_any_epoch(real, state, request):
-    record = record_of(state, request.seq_id)
-    return real(state, replace(request, expected_epoch=record.epoch) if record else request)
-
-
-@weakens(ownership, "take_ownership")
 def take_past_the_deadline(real, state, request):
     with patch.object(MemoryState, "past_deadline", lambda self, record: False):
         return real(state, request)
 
 
-@weakens(ownership, "protected_ms")
-def take_without_evidence(real, state, owner, reason):
-    return 0 if reason is TakeReason.CONNECTION else real(state, owner, reason)
-
-
-@weakens(ownership, "protected_ms")
-def take_despite_the_lease(real, state, owner, reason):
-    return 0 if reason is TakeReason.LEASE else real(state, owner, reason)
+def unprotected(reason: TakeReason) -> Callable[[], Patches]:
+    """A take for this reason needs no evidence."""
+    return weakens(ownership, "protected_ms")(
+        lambda real, state, owner, why: 0 if why is reason else real(state, owner, why)
+    )
 
 
 @weakens(ownership, "hand_over")
@@ -126,24 +100,18 @@ def hand_over_at_the_same_epoch(real, state, stored, owner, **how):
 
 @weakens(MemoryStore, "requeue")
 async def requeue_at_the_same_epoch(real, self, seq_id, epoch):
-    record = record_of(self.shared, seq_id)
-    before = record.epoch if record else 0
+    stored = self.shared.get(seq_id)
+    before = stored.record.epoch if stored else 0
     waits = await real(self, seq_id, epoch)
-    if record is not None:
-        record.epoch = before
+    if stored is not None:
+        stored.record.epoch = before
     return waits
-
-
-@weakens(MemoryStore, "requeue")
-async def requeue_any_epoch(real, self, seq_id, epoch):
-    record = record_of(self.shared, seq_id)
-    return await real(self, seq_id, record.epoch if record else epoch)
 
 
 @weakens(MemoryStore, "attach")
 async def one_attachment(real, self, seq_id, router):
-    if record := record_of(self.shared, seq_id):
-        record.routers = ()
+    if stored := self.shared.get(seq_id):
+        stored.record.routers = ()
     return await real(self, seq_id, router)
 
 
@@ -153,25 +121,9 @@ def detach_all(real, self, stored, router, *how):
         real(self, stored, each, *how)
 
 
-@weakens(migration, "mig_commit")
-def commit_any_migration(real, state, seq_id, epoch, number, target, num_tokens):
-    if record := record_of(state, seq_id):
-        record.mig_number, record.mig_to, epoch = number, target, record.epoch
-    return real(state, seq_id, epoch, number, target, num_tokens)
-
-
-@weakens(migration, "mig_commit")
-def commit_any_length(real, state, seq_id, epoch, number, target, num_tokens):
-    stored = state.get(seq_id)
-    lengths = [len(each) for each in stored.journals] if stored else num_tokens
-    return real(state, seq_id, epoch, number, target, lengths)
-
-
-@weakens(migration, "mig_commit")
-def commit_compares_the_first_branch(real, state, seq_id, epoch, number, target, num_tokens):
-    stored = state.get(seq_id)
-    others = [len(each) for each in stored.journals[1:]] if stored else []
-    return real(state, seq_id, epoch, number, target, [*num_tokens[:1], *others])
+def any_migration(stored: Any, seq_id: Any, epoch: int, number: int, target: Any, num_tokens: Any) -> tuple[Any, ...]:
+    stored.record.mig_number, stored.record.mig_to = number, target
+    return seq_id, stored.record.epoch, number, target, num_tokens
 
 
 @weakens(migration, "mig_abort")
@@ -182,29 +134,22 @@ def abort_after_a_commit(real, state, seq_id, epoch, number):
 
 @weakens(migration, "mig_abort")
 def abort_without_a_number(real, state, seq_id, epoch, number):
-    record = record_of(state, seq_id)
-    before = record.mig_number if record else 0
+    stored = state.get(seq_id)
+    before = stored.record.mig_number if stored else 0
     reply = real(state, seq_id, epoch, number)
-    if record is not None and not record.mig_to and record.mig_number == number:
-        record.mig_number = min(before, number - 1)
+    if stored is not None and not stored.record.mig_to and stored.record.mig_number == number:
+        stored.record.mig_number = min(before, number - 1)
     return reply
 
 
 @weakens(migration, "mig_abort")
 def abort_changes_nothing(real, state, seq_id, epoch, number):
-    record = record_of(state, seq_id)
-    before = (record.mig_number, record.mig_to) if record else None
+    stored = state.get(seq_id)
+    before = (stored.record.mig_number, stored.record.mig_to) if stored else None
     reply = real(state, seq_id, epoch, number)
-    if record is not None and before is not None:
-        record.mig_number, record.mig_to = before
+    if before is not None:
+        stored.record.mig_number, stored.record.mig_to = before
     return reply
-
-
-finish_any_epoch = constant(store, "of_this_epoch", True)
-no_freeze = constant(MemoryState, "freeze_ms", 0)
-no_tombstones = constant(ownership, "has_left", False)
-claims_without_end = constant(sweep, "_requeue_claims", [])
-begin_any_number = constant(migration, "outdated", False)
 
 
 # ---- all of them ---------------------------------------------------------------------------------------------------
@@ -214,36 +159,55 @@ def seen(name: str, patches: Callable[[], Patches]) -> Weakening:
     return Weakening(configuration=CONFIGURATIONS[name], patches=patches)
 
 
-PLAIN, LOST, MOVES, CLIENTS = "members fall silent", "a failover", "migrations", "two clients"
+PLAIN, LEFT, LOST = "members fall silent", "workers are told to stop", "a failover"
+MOVES, CLIENTS = "migrations", "two clients"
+append = partial(righted, store, "append")
+commit = partial(righted, migration, "mig_commit")
 
 WEAKENINGS = {
-    "append: neither epoch nor owner is compared": seen(PLAIN, append_of_anybody),
-    "append: the epoch is not compared": seen(PLAIN, append_any_epoch),
-    "append: the owner is not compared": seen(PLAIN, append_any_owner),
-    "append: the first index is not compared": seen(PLAIN, append_anywhere),
+    "append: neither epoch nor owner is compared": seen(
+        PLAIN, append(lambda s, owner, item: (s.record.owner, replace(item, epoch=s.record.epoch)))
+    ),
+    "append: the epoch is not compared": seen(
+        PLAIN, append(lambda s, owner, item: (owner, replace(item, epoch=s.record.epoch)))
+    ),
+    "append: the owner is not compared": seen(PLAIN, append(lambda s, owner, item: (s.record.owner, item))),
+    "append: the first index is not compared": seen(
+        PLAIN, append(lambda s, owner, item: (owner, replace(item, first_index=len(s.journals[0]))))
+    ),
     "append: a gap is accepted": seen(LOST, append_after_the_end),
-    "take: the epoch is not compared": seen(PLAIN, take_any_epoch),
+    "take: the epoch is not compared": seen(
+        PLAIN,
+        righted(ownership, "take_ownership", lambda s, asked: (replace(asked, expected_epoch=s.record.epoch),)),
+    ),
     "take: the epoch does not rise": seen(PLAIN, hand_over_at_the_same_epoch),
-    "take: a bad connection needs no missed renewal": seen(PLAIN, take_without_evidence),
-    "take: a lease is no protection": seen(PLAIN, take_despite_the_lease),
+    "take: a bad connection needs no missed renewal": seen(PLAIN, unprotected(TakeReason.CONNECTION)),
+    "take: a lease is no protection": seen(PLAIN, unprotected(TakeReason.LEASE)),
     "take: the deadline is not compared": seen("a deadline", take_past_the_deadline),
-    "take: whoever has left counts as crashed": seen("workers are told to stop", no_tombstones),
-    "restart: takes do not freeze": seen("the store restarts", no_freeze),
+    "take: whoever has left counts as crashed": seen(
+        "workers are told to stop", constant(ownership, "has_left", False)
+    ),
+    "restart: takes do not freeze": seen("the store restarts", constant(MemoryState, "freeze_ms", 0)),
     "requeue: the epoch does not rise": seen(PLAIN, requeue_at_the_same_epoch),
-    "requeue: the epoch is not compared": seen(PLAIN, requeue_any_epoch),
-    "finish: the epoch is not compared": seen(PLAIN, finish_any_epoch),
-    "sweep: a claim does not end": seen(PLAIN, claims_without_end),
+    "requeue: the epoch is not compared": seen(
+        PLAIN, righted(MemoryStore, "requeue", lambda s, seq_id, epoch: (seq_id, s.record.epoch))
+    ),
+    "finish: the epoch is not compared": seen(PLAIN, constant(store, "of_this_epoch", True)),
+    "sweep: a claim does not end": seen(PLAIN, constant(sweep, "_requeue_claims", [])),
     "attach: only the last router counts": seen(CLIENTS, one_attachment),
     "detach: every router is detached": seen(CLIENTS, detach_all),
-    "mig_commit: nothing is compared": seen(MOVES, commit_any_migration),
-    "mig_commit: the length is not compared": seen(MOVES, commit_any_length),
+    "mig_commit: nothing is compared": seen(MOVES, commit(any_migration)),
+    "mig_commit: the length is not compared": seen(
+        MOVES, commit(lambda s, *args: (*args[:-1], [len(each) for each in s.journals]))
+    ),
     "mig_commit: only the first branch is compared": seen(
-        "migrations of two branches", commit_compares_the_first_branch
+        "migrations of two branches",
+        commit(lambda s, *args: (*args[:-1], [*args[-1][:1], *(len(each) for each in s.journals[1:])])),
     ),
     "mig_abort: a commit is not noticed": seen(MOVES, abort_after_a_commit),
     "mig_abort: the number is not used up": seen(MOVES, abort_without_a_number),
     "mig_abort: nothing is noted": seen(MOVES, abort_changes_nothing),
-    "mig_begin: the number is not compared": seen(MOVES, begin_any_number),
+    "mig_begin: the number is not compared": seen(MOVES, constant(migration, "outdated", False)),
 }
 
 # Rules that no promise of the store needs in these bounds: another rule stands before them.
