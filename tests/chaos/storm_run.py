@@ -103,7 +103,7 @@ class Storm:
 
     def _record(self, reference: Path) -> None:
         """What the model says to all that streams will ask."""
-        options = ["--model", str(self._model), "--out", str(reference), "--seed", str(self._arguments.seed)]
+        options = (str(self._model), str(reference), str(self._arguments.seed))
         command = module_command(self._cluster.code, "storm.reference", *options)
         recorder = Process("reference", command, self.folder / "reference.log", ROOT)
         recorder.start()
@@ -132,11 +132,10 @@ class Storm:
     async def _stream(self, log: str, meanwhile: Callable[[], Awaitable[None]]) -> None:
         """Has clients stream until `meanwhile` is over and their last streams have ended."""
         arguments = self._arguments
-        options = ["--endpoints", ",".join(self._cluster.client_endpoints), "--streams", str(arguments.streams)]
-        options += ["--log", str(self.folder / log), "--seed", str(arguments.seed), "--patience-s", "300"]
-        options += ["--backoff-s", str(arguments.backoff_s), "--json-share", str(arguments.json_share)]
-        options += ["--reference", str(self._reference)] if self._reference else []
-        command = module_command(self._cluster.code, "storm.stream_clients", *options)
+        options = {name: getattr(arguments, name) for name in ("streams", "seed", "backoff_s", "json_share")}
+        options |= {"endpoints": self._cluster.client_endpoints, "log": str(self.folder / log), "patience_s": 300.0}
+        options |= {"reference": str(self._reference or "")}
+        command = module_command(self._cluster.code, "storm.stream_clients", json.dumps(options))
         self._clients = clients = Process("clients", command, self.folder / "clients.log", ROOT)
         await asyncio.to_thread(clients.start)
         try:

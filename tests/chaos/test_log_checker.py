@@ -43,8 +43,8 @@ def verdict(line: StreamLine, *faults: FaultTime) -> Verdict:
 def test_a_right_log_has_no_violation() -> None:
     found = verdict(right_line(), FaultTime("router-kill", 100.5, 102.0))
     assert not found.violations
-    assert (found.num_tokens, found.num_reattaches, found.ends) == (6, 1, {"own end": 1})
-    assert found.gaps == {"router-kill": [pytest.approx(2.8)]}
+    assert (found.tokens, found.reattaches, found.ends) == (6, 1, {"own end": 1})
+    assert found.gaps_s == {"router-kill": [pytest.approx(2.8)]}
 
 
 def event(index: int, position: int, value: object) -> Change:
@@ -90,7 +90,7 @@ def test_lost_data_are_allowed_only_where_data_were_lost() -> None:
     assert verdict(replace(line)).violations
     assert verdict(replace(line), FaultTime("promotion-lossy", 90.0, 95.0)).violations
     found = verdict(line, FaultTime("promotion-lossy", 101.0, 102.0))
-    assert (found.violations, found.data_loss, len(found.unusual)) == ([], 1, 1)
+    assert (found.violations, found.data_loss, len(found.ended_otherwise)) == ([], 1, 1)
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def ranked_line(finish: int = STOP, num_tokens: int | None = None) -> StreamLine
 
 def test_a_choice_by_late_scores_is_right_and_a_cancelled_one_is_only_cancelled() -> None:
     found = verdict(ranked_line())
-    assert (found.violations, found.num_ranked_late) == ([], 1)
+    assert (found.violations, found.ranked_late) == ([], 1)
     changed = ranked_line()
     changed.events[0][4][0] += 1
     assert "other tokens" in verdict(changed).violations[0]

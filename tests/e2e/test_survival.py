@@ -16,7 +16,7 @@ from transformers_types import DELTA, THREE_LINEAR, WIDE
 from octavo.client import SamplingParams
 
 pytestmark = pytest.mark.timeout(600)  # workers import torch and transformers, and others may need the cores
-GREEDY = SamplingParams(temperature=0.0, max_tokens=240, ignore_eos=True)
+GREEDY = SamplingParams(temperature=0.0, max_tokens=400, ignore_eos=True)
 WAIT_S = 120.0
 END = 258  # the token after a text, where a model has an encoder
 

@@ -39,23 +39,23 @@ class FaultTime:
     ended: float
 
 
-@dataclass(slots=True)
+@dataclass
 class Verdict:
     """What a log comes to."""
 
-    num_streams: Counter[str] = field(default_factory=Counter)  # by mode
-    kinds: Counter[str] = field(default_factory=Counter)  # of requests: one may be of several
-    num_tokens: int = 0
-    num_reattaches: int = 0
-    num_unchecked_records: int = 0
-    num_ranked_late: int = 0  # best_of whose choice is another one because no router read a stop string in time
-    inside_json: Counter[str] = field(default_factory=Counter)  # changes of owner in the midst of JSON; whole outputs
+    streams: Counter[str] = field(default_factory=Counter)  # by mode
+    requests: Counter[str] = field(default_factory=Counter)  # by kind: one may be of several
     ends: Counter[str] = field(default_factory=Counter)
+    tokens: int = 0
+    reattaches: int = 0
     data_loss: int = 0
-    gaps: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    inside_json: Counter[str] = field(default_factory=Counter)  # changes of owner in the midst of JSON; whole outputs
+    records_not_compared: int = 0
+    ranked_late: int = 0  # best_of whose choice is another one because no router read a stop string in time
     first_token_s: list[float] = field(default_factory=list)
+    gaps_s: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     violations: list[str] = field(default_factory=list)
-    unusual: list[str] = field(default_factory=list)  # a line per stream that ended other than by its own end
+    ended_otherwise: list[str] = field(default_factory=list)  # a line per stream that ended other than by its own end
 
 
 class LogChecker:
@@ -75,10 +75,10 @@ class LogChecker:
 
     def check_stream(self, line: StreamLine) -> None:
         verdict = self.verdict
-        verdict.num_streams[line.mode] += 1
-        verdict.kinds.update(kinds_of(line.sampling))
+        verdict.streams[line.mode] += 1
+        verdict.requests.update(kinds_of(line.sampling))
         attaches = {event[1] for event in line.events}
-        verdict.num_reattaches += max(0, len(attaches) - 1)
+        verdict.reattaches += max(0, len(attaches) - 1)
         try:
             self._check_events(line)
             self._check_end(line)
@@ -108,7 +108,7 @@ class LogChecker:
                 delivered[branch] += new
             finishes[branch] = finish or finishes.get(branch, 0)
             terminals[attach] += terminal
-        self.verdict.num_tokens += sum(map(len, delivered.values()))
+        self.verdict.tokens += sum(map(len, delivered.values()))
         assert sum(terminals.values()) <= 1, f"{sum(terminals.values())} terminal events"
         ended_well = bool(sum(terminals.values())) and not line.error
         if ended_well:
@@ -121,7 +121,7 @@ class LogChecker:
         cancelled = CANCELLED in {event[6] for event in line.events}
         choices = self._answers.choices(line.prompt, line.sampling, cancelled=cancelled)
         found = next((choice for choice in choices if agrees(choice, line)), choices[0])
-        self.verdict.num_ranked_late += found != choices[0] and not cancelled
+        self.verdict.ranked_late += found != choices[0] and not cancelled
         return found
 
     def _check_outputs(
@@ -143,14 +143,14 @@ class LogChecker:
     def _check_record(self, line: StreamLine, delivered: dict[int, list[int]], finishes: dict[int, int]) -> None:
         record = line.record
         if "error" in record:
-            self.verdict.num_unchecked_records += 1
+            self.verdict.records_not_compared += 1
             allowed = self._data_were_lost(line)
             assert allowed or record["error"] not in ("NOT_FOUND", *LOST), f"the record is gone: {record['error']}"
             return
         num_delivered = sum(map(len, delivered.values()))
         is_whole = record["state"] == "DONE" and record["output_tokens"] == num_delivered
         if not is_whole and self._data_were_lost(line):  # its end, or that a stop string stands before it
-            self.verdict.num_unchecked_records += 1
+            self.verdict.records_not_compared += 1
             return
         assert record["state"] == "DONE", f"the record says {record['state']}"
         assert record["output_tokens"] == num_delivered, f"usage {record['output_tokens']}, delivered {num_delivered}"
@@ -166,7 +166,7 @@ class LogChecker:
             verdict.ends["left" if line.mode == "leaver" else "own end"] += 1
             return
         verdict.ends[line.error] += 1
-        verdict.unusual.append(f"{_name(line)}: {line.error}: {line.message} {line.record.get('timeline', '')}")
+        verdict.ended_otherwise.append(f"{_name(line)}: {line.error}: {line.message} {line.record.get('timeline', '')}")
         if line.error in LOST and self._data_were_lost(line):
             verdict.data_loss += 1
             return
@@ -185,7 +185,7 @@ class LogChecker:
         times = [line.began + event[0] for event in line.events]
         for before, after in pairwise(times):
             if after - before >= NOTICEABLE_S:
-                self.verdict.gaps[self._kind_at(before, after)].append(after - before)
+                self.verdict.gaps_s[self._kind_at(before, after)].append(after - before)
 
     def _note_json(self, line: StreamLine) -> None:
         """Counts the changes of owner after the first token. A timeline begins later than its stream, never earlier."""
@@ -241,12 +241,6 @@ def spread(values: Sequence[float]) -> dict[str, float]:
     return {"p50": round(percentile(values, 0.5), 2), "p99": round(percentile(values, 0.99), 2)}
 
 
-def gap_table(verdict: Verdict) -> dict[str, dict[str, float]]:
-    """Per fault kind: how many gaps, p50, p99 and the longest, in seconds."""
-    gaps = sorted(verdict.gaps.items())
-    return {kind: {"count": len(all), **spread(all), "max": round(max(all), 2)} for kind, all in gaps}
-
-
 def check_folder(folder: Path) -> Verdict:
     """The verdict on a run's folder: history.jsonl and faults.jsonl, and the answers of a model if there are any."""
     faults = [json.loads(line) for line in (folder / "faults.jsonl").read_text(encoding="utf-8").splitlines()]
@@ -256,22 +250,10 @@ def check_folder(folder: Path) -> Verdict:
 
 
 def summary(verdict: Verdict) -> dict[str, Any]:
-    """As JSON: the numbers of a verdict, and its violations."""
-    return {
-        "streams": dict(verdict.num_streams),
-        "requests": dict(verdict.kinds),
-        "ends": dict(verdict.ends),
-        "tokens": verdict.num_tokens,
-        "reattaches": verdict.num_reattaches,
-        "data_loss": verdict.data_loss,
-        "inside_json": dict(verdict.inside_json),
-        "records_not_compared": verdict.num_unchecked_records,
-        "ranked_late": verdict.num_ranked_late,
-        "first_token_s": spread(verdict.first_token_s),
-        "gaps_s": gap_table(verdict),
-        "violations": verdict.violations,
-        "ended_otherwise": verdict.unusual,
-    }
+    """A verdict as JSON. Per fault kind: how many gaps, p50, p99 and the longest, in seconds."""
+    gaps = sorted(verdict.gaps_s.items())
+    table = {kind: {"count": len(each), **spread(each), "max": round(max(each), 2)} for kind, each in gaps}
+    return {**vars(verdict), "first_token_s": spread(verdict.first_token_s), "gaps_s": table}
 
 
 if __name__ == "__main__":

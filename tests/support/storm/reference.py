@@ -1,12 +1,11 @@
 """What a real model says to each request of a list, as one process says it that nobody disturbs.
 
-    python -m storm.reference --model FOLDER --out FILE --seed 1
+    python -m storm.reference FOLDER FILE SEED
 
 makes a small model in FOLDER, and writes a list of requests of all kinds with their answers to FILE. The streams of a
 storm ask for what is in the list, and are held against it.
 """
 
-import argparse
 import json
 import random
 import sys
@@ -100,21 +99,17 @@ def answers_of(model: Path, requests: Sequence[Request]) -> list[list[Expected]]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--model", type=Path, required=True)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--seed", type=int, required=True)
-    arguments = parser.parse_args()
     from folder_llama import folder_llama
 
-    folder_llama(arguments.model)
-    requests = model_requests(random.Random(arguments.seed))
+    model, out, seed = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
+    folder_llama(model)
+    requests = model_requests(random.Random(seed))
     told = [
         (prompt, params_of(sampling), [(each.token_ids, each.text, each.finish_reason) for each in answer])
-        for (prompt, sampling), answer in zip(requests, answers_of(arguments.model, requests), strict=True)
+        for (prompt, sampling), answer in zip(requests, answers_of(model, requests), strict=True)
     ]
-    arguments.out.write_text(json.dumps(told), encoding="utf-8")
+    out.write_text(json.dumps(told), encoding="utf-8")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

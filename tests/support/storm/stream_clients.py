@@ -1,10 +1,11 @@
 """Keeps a number of streams busy until SIGTERM, and logs what each of them saw. It judges nothing.
 
-python -m storm.stream_clients --endpoints HOST:PORT,… --streams 60 --log FILE --seed 1
+python -m storm.stream_clients JSON: endpoints, streams, log, seed, patience_s, backoff_s, json_share, and reference (a
+file, of a model: the requests, and their answers; or nothing).
 """
 
-import argparse
 import asyncio
+import json
 import random
 import signal
 import string
@@ -13,6 +14,7 @@ import time
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import IO
 
 from constraints import JSON_FORMS
@@ -35,11 +37,11 @@ STATUS_INTERVAL_S = 2.0
 class StreamClients:
     """One stream after another in each of `num_streams` places."""
 
-    def __init__(self, arguments: argparse.Namespace, log: IO[str]) -> None:
+    def __init__(self, arguments: SimpleNamespace, log: IO[str]) -> None:
         self._patience_s: float = arguments.patience_s
         self._random = random.Random(arguments.seed)
         self._json_share: float = arguments.json_share
-        self._recorded = RecordedAnswers(arguments.reference) if arguments.reference else None
+        self._recorded = RecordedAnswers(Path(arguments.reference)) if arguments.reference else None
         self._oracle = Oracle("witness")
         self._log = log
         self._stopping = asyncio.Event()
@@ -54,9 +56,8 @@ class StreamClients:
             min_retries=1000,
             on_retry=self._note_retry,
         )
-        endpoints = arguments.endpoints.split(",")
         num_clients = -(-arguments.streams // STREAMS_PER_CLIENT)
-        self._clients = [AsyncClient(endpoints, policy=policy) for _ in range(num_clients)]
+        self._clients = [AsyncClient(arguments.endpoints, policy=policy) for _ in range(num_clients)]
         self._places = arguments.streams
 
     def stop(self) -> None:
@@ -157,28 +158,15 @@ class StreamClients:
                 line.record = {"error": error.reason}
                 return
             timeline = [f"{entry.after_ms} {entry.what} {entry.detail}" for entry in status.timeline]
-            line.record = {
-                "state": status.state,
-                "lengths": status.num_tokens,
-                "finishes": [int(reason) for reason in status.finish_reasons],
-                "output_tokens": status.usage.output_tokens,
-                "epoch": status.epoch,
-                "timeline": timeline if line.error or status.state != "DONE" or line.sampling.constraint else [],
-            }
+            told = line.error or status.state != "DONE" or line.sampling.constraint
+            line.record = {"state": status.state, "lengths": status.num_tokens, "epoch": status.epoch}
+            line.record |= {"finishes": [int(reason) for reason in status.finish_reasons]}
+            line.record |= {"output_tokens": status.usage.output_tokens, "timeline": timeline if told else []}
             return
 
 
 async def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--endpoints", required=True)
-    parser.add_argument("--streams", type=int, required=True)
-    parser.add_argument("--log", required=True)
-    parser.add_argument("--seed", type=int, required=True)
-    parser.add_argument("--patience-s", type=float, default=180.0)
-    parser.add_argument("--backoff-s", type=float, default=1.0)
-    parser.add_argument("--json-share", type=float, default=0.0)
-    parser.add_argument("--reference", type=Path, help="of a model: the requests, and their answers")
-    arguments = parser.parse_args()
+    arguments = SimpleNamespace(**json.loads(sys.argv[1]))
     with open(arguments.log, "a", encoding="utf-8") as log:
         clients = StreamClients(arguments, log)
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, clients.stop)
