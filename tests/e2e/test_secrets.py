@@ -50,7 +50,7 @@ class SecretUp(Up):
         super().__init__(directory, *options, environment={**os.environ, "OCTAVO_UP_STORE": store_url})
 
     @property
-    def running(self) -> state.State:
+    def running(self) -> state.ClusterState:
         found = state.read(self.state_dir)
         assert found is not None
         return found
