@@ -126,10 +126,6 @@ def load_model(
         log.info("where it happened:\n%s", stack_of(error))
         what = f"{found.name}: its files are broken or contradict each other ({type(error).__name__}: {error})"
         raise BadModel(f"{shortened(what)}: copy them again from where the model came from") from error
-    if how.kv_scales:
-        loaded.decoder.load_lora = None
-        reason = "adapters would have to be scaled for the fp8 cache as its checkpoint says, which is not done"
-        loaded.decoder.lora_support = LoraSupport(refusal=f"{reason}: say --kv-cache-dtype auto")
     seconds = time.monotonic() - started
     log.info("model %s (%s, %s) loaded in %.1f s", found.name, loaded.decoder.name, loaded.dtype, seconds)
     return loaded
@@ -232,6 +228,10 @@ def _load_directory(name: str, path: Path, how: "_LoadOptions") -> LoadedModel:
     if how.fp8_cache and is_llama_like(content):
         how = replace(how, kv_scales=read_scales(SafetensorsSource(path)))
     decoder = _decoder(name, path, content, dtype, how)
+    if how.kv_scales:
+        decoder.load_lora = None
+        reason = "adapters would have to be scaled for the fp8 cache as its checkpoint says, which is not done"
+        decoder.lora_support = LoraSupport(refusal=f"{reason}: say --kv-cache-dtype auto")
     named = (*CONTENT_FILES, *PICTURE_FILES) if content.get("model_type") in PICTURES else CONTENT_FILES
     small = [path / file for file in named if (path / file).exists()]
     return LoadedModel(

@@ -73,7 +73,7 @@ async def move(workers: ModelWorkers, follower: Follower, hops: list[str]) -> No
     named = {each._settings.worker_id: each for each in workers.workers.values()}
     for epoch, (name, to) in enumerate(pairwise(hops), 1):
         target = named[to].incarnation
-        moved = (await named[name].migrate(follower.seq_id, epoch, target))[-1]
+        moved = await named[name].migrate(follower.seq_id, epoch, target)
         assert (moved.outcome, moved.epoch) == (MOVED, epoch + 1)
         assert moved.num_blocks >= len(PROMPT) // SIZE
         await until(lambda target=target: follower.owners[-1] == target)
@@ -168,7 +168,7 @@ async def test_a_prompt_is_computed_by_a_group_of_another_size(runners: Sizes, s
     async with model_workers(getattr(runners, source), getattr(runners, target), **settings) as workers:
         workers.a.runner.step_s = SLOW_S
         follower = await workers.run(params, prompt=prompt, num_tokens=0)
-        moved = (await workers.a.migrate(follower.seq_id, target=workers.b.incarnation, during_prefill=True))[-1]
+        moved = await workers.a.migrate(follower.seq_id, target=workers.b.incarnation, during_prefill=True)
         assert moved.outcome == MOVED
         assert moved.num_sent_blocks >= len(prompt) // SIZE
         found = await workers.outputs(follower)

@@ -75,3 +75,12 @@ def test_scales_that_make_no_sense_are_refused_where_they_are_needed(scales, sai
         load(path, kv_cache_dtype="fp8_e4m3")
     assert said in refused.value.message
     assert load(path).info.kv_dtype == "float32"
+
+
+def test_an_adapter_is_refused_where_keys_would_need_its_scale(load, altered):
+    path = altered(
+        "llama", partial(shrink, {"k_scale": torch.tensor([SMALL]), "v_scale": torch.tensor([SMALL])}), **FP8
+    )
+    for kind, refuses in (("fp8_e4m3", True), ("float32", False)):
+        decoder = load(path, kv_cache_dtype=kind)._decoder
+        assert (decoder.load_lora is None) == ("--kv-cache-dtype auto" in decoder.lora_support.refusal) == refuses

@@ -3,22 +3,17 @@
 Each layer's experts are one tensor there, of which a rank multiplies with some rows of each expert.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import gguf
 import pytest
-import torch
 from effort import some
 from gguf_converter import convert
-from guard.processes import lasting
-from rank_pool import RankPool
-from transformers_types import MIXTURES, TYPES
+from transformers_types import MIXTURES
 
 from gpu_worker import LLM, SamplingParams
-
-from .test_every_kind import SIZES, check_same
 
 # K quants have blocks of 256 columns.
 WIDE = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 3, "head_dim": 64}
@@ -54,14 +49,8 @@ CASES = [
 ]
 
 
-@pytest.fixture(scope="module")
-def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankPool]:
-    with RankPool(tmp_path_factory.mktemp("ranks")) as ranks, lasting(lambda: ranks.pids):
-        yield ranks
-
-
 @pytest.fixture
-def file_of(tiny: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Path]:
+def file_of(tiny: Callable[..., Any], tmp_path: Path) -> Callable[..., Path]:
     """A GGUF file of a mixture with matrices of a type."""
 
     def write(name: str, kind: str, **further: object) -> Path:
@@ -69,34 +58,24 @@ def file_of(tiny: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path:
         wide = {**WIDE, **{field: 256 for field in EXPERTS if field in fields}, **FIELDS.get(name, {}), **further}
         if "head_dim" not in fields:
             del wide["head_dim"]  # the hidden size decides
-        key = f"wide {name} {sorted(further)}"
-        monkeypatch.setitem(TYPES, key, (config, {**fields, **wide}))
-        convert(tiny(key).directory, tmp_path / "model.gguf", kind=gguf.GGMLQuantizationType[kind])
+        made = tiny(f"wide {name} {sorted(further)}", config, {**fields, **wide})
+        convert(made.directory, tmp_path / "model.gguf", kind=gguf.GGMLQuantizationType[kind])
         return tmp_path / "model.gguf"
 
     return write
 
 
 @pytest.mark.parametrize(("name", "kind", "ranks", "stages", "scheme"), some(CASES, USUAL))
-def test_experts_of_any_type(
-    name: str,
-    kind: str,
-    ranks: int,
-    stages: int,
-    scheme: str,
-    file_of: Callable[..., Path],
-    pool: RankPool,
-    all_logits: Callable[..., torch.Tensor],
-) -> None:
-    check_same(pool, all_logits, file_of(name, kind), ranks, stages, quantization=scheme)
+def test_experts_of_any_type(name, kind, ranks, stages, scheme, file_of, check_same):
+    check_same(file_of(name, kind), ranks, stages, quantization=scheme)
 
 
-def test_the_ranks_of_an_llm_map_one_packed_file(file_of: Callable[..., Path], tmp_path: Path) -> None:
+def test_the_ranks_of_an_llm_map_one_packed_file(file_of, sizes, tmp_path):
     """The first process packs it, the ranks of the others read their rows of it."""
     path = file_of("qwen3_moe", "Q8_0", num_experts=32)  # 20 MB: large enough to be kept packed
     params = SamplingParams(temperature=0, max_tokens=16, logprobs=2, ignore_eos=True)
     prompts = [{"prompt_token_ids": [(i * 7 + 3) % 128 for i in range(length)]} for length in (60, 7)]
-    said, options = [], {**SIZES, "packed_cache": str(tmp_path / "packed")}
+    said, options = [], {**sizes, "packed_cache": str(tmp_path / "packed")}
     for parallel in ({}, {"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}):
         with LLM(str(path), **options, **parallel) as llm:
             answers = llm.generate(prompts, params, use_tqdm=False)
