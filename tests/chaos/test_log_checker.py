@@ -107,16 +107,11 @@ def test_what_a_model_says_is_what_was_recorded(tmp_path: Path, tokens: list[int
     answer = [104, 105, 33, 33, 256], "hi!!", STOP
     events = [[0.1, 1, 0, 0, tokens, len(tokens), STOP, 1]]
     line = line_of(replace(PARAMS, stop=stop), events, text, lengths=[len(tokens)], output_tokens=len(tokens))
-<<<<<<< HEAD
     (tmp_path / FILE).write_text(json.dumps([(PROMPT, params_of(PARAMS), [answer], [])]))
-=======
-    (tmp_path / FILE).write_text(json.dumps([(PROMPT, params_of(PARAMS), [answer])]))
->>>>>>> tinfra
     (tmp_path / "faults.jsonl").write_text("")
     (tmp_path / "history.jsonl").write_text(line.to_json() + "\n")
     found = check_folder(tmp_path).violations
     assert len(found) == bool(what) and all(what in violation for violation in found)
-<<<<<<< HEAD
 
 
 def verdict_of_cancelled(folder: Path, tokens: list[int]) -> list[str]:
@@ -137,8 +132,6 @@ def test_a_cancelled_choice_of_a_model_may_be_any_branch(tmp_path: Path) -> None
         (found,) = verdict_of_cancelled(tmp_path, tokens)
         assert "ended with CANCELLED" in found
     assert "other tokens" in verdict_of_cancelled(tmp_path, [65, 98])[0]
-=======
->>>>>>> tinfra
 
 
 def ranked_line(finish: int = STOP, num_tokens: int | None = None) -> StreamLine:

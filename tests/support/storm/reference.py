@@ -129,18 +129,12 @@ def main() -> None:
     model, out, seed = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
     folder_llama(model)
     requests = model_requests(random.Random(seed))
-<<<<<<< HEAD
     competing = [(prompt, all_branches(sampling)) for prompt, sampling in requests if competes(sampling)]
     found = answers_of(model, [*requests, *competing])
     branches = iter(found[len(requests) :])
     told = [
         (prompt, params_of(sampling), _told(answer), _told(next(branches)) if competes(sampling) else [])
         for (prompt, sampling), answer in zip(requests, found, strict=False)
-=======
-    told = [
-        (prompt, params_of(sampling), [(each.token_ids, each.text, each.finish_reason) for each in answer])
-        for (prompt, sampling), answer in zip(requests, answers_of(model, requests), strict=True)
->>>>>>> tinfra
     ]
     out.write_text(json.dumps(told), encoding="utf-8")
 
