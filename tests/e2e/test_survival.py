@@ -69,7 +69,9 @@ class Sighted:
 KINDS = {"bart": Encoded, "t5-gated": Encoded, "qwen-vl": Sighted, "hybrid": Hybrid}
 
 
-@pytest.fixture(params=["bart", "t5-gated", "qwen-vl", pytest.param("hybrid", marks=pytest.mark.long)])
+@pytest.fixture(
+    params=["t5-gated", "qwen-vl", *(pytest.param(kind, marks=pytest.mark.long) for kind in ("bart", "hybrid"))]
+)
 def kind(request, tmp_path):
     return KINDS[request.param](request.param, tmp_path / "model")
 

@@ -165,7 +165,7 @@ async def test_an_engine_that_does_not_admit_gives_the_sequence_back(pair: Worke
 
 
 @pytest.mark.scaled
-@pytest.mark.parametrize("seed", range(draws(6, 60)))
+@pytest.mark.parametrize("seed", range(draws(4, 60)))
 async def test_whatever_comes_when_there_is_one_owner(seed: int, hurry: None, monkeypatch: pytest.MonkeyPatch):
     """Delays and failures at every step, answers that are lost, calls that come twice, and an Abort at any moment."""
     rng, store = random.Random(seed), FlakyStore()

@@ -224,7 +224,7 @@ def high_ratio(figures):
 @pytest.mark.parametrize(
     ("num_workers", "rate", "seed", "seconds"),
     [
-        pytest.param(8, 6, 1, 400, marks=pytest.mark.slow),
+        pytest.param(8, 6, 1, 600, marks=pytest.mark.slow),
         *[
             pytest.param(*each, 3600, marks=[pytest.mark.long, pytest.mark.timeout(600)])
             for each in ((8, 6, 1), (8, 8, 2), (4, 3, 3))
