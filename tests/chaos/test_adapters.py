@@ -147,7 +147,7 @@ async def test_no_stream_mixes_versions_of_a_name(cluster: Cluster, folders: Pat
                 await asyncio.to_thread(add, cluster, "shared", folder, num_replaced % 2)
 
         replacing = asyncio.create_task(replace())
-        streams = [Stream("shared", prompt, params) for _ in range(draws(100, 1000))]
+        streams = [Stream("shared", prompt, params) for _ in range(draws(30, 1000))]
         async with asyncio.TaskGroup() as group:
             for stream in streams:
                 group.create_task(stream.read(client))

@@ -159,7 +159,8 @@ class HostsCluster(Cluster):
         return Process(name, self._command(name), self.directory / f"{name}.log", ROOT, environment)
 
 
-@pytest.mark.parametrize("parallel", ["--tensor-parallel", pytest.param("--pipeline-parallel", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("parallel", ["--tensor-parallel", "--pipeline-parallel"])
 async def test_a_host_that_is_asked_to_go_has_the_worker_drain(tmp_path, model, parallel):
     """When one host is asked to go, the worker of both drains, and both end as one."""
     cluster = HostsCluster(tmp_path / "cluster", shape_of(model, (parallel, "2", "--launcher", "torchrun"), ()))

@@ -70,7 +70,7 @@ KINDS = {"bart": Encoded, "t5-gated": Encoded, "qwen-vl": Sighted, "hybrid": Hyb
 
 
 @pytest.fixture(
-    params=["t5-gated", "qwen-vl", *(pytest.param(kind, marks=pytest.mark.long) for kind in ("bart", "hybrid"))]
+    params=["qwen-vl", *(pytest.param(kind, marks=pytest.mark.long) for kind in ("bart", "hybrid", "t5-gated"))]
 )
 def kind(request, tmp_path):
     return KINDS[request.param](request.param, tmp_path / "model")

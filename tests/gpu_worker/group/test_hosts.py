@@ -137,7 +137,7 @@ def test_two_hosts_share_experts(two_hosts, folders, kind):
     ("ranks", "stages", "hosts", "options"),
     [
         (1, 2, 2, {"dtype": "float32", "threads": 2}),
-        (2, 4, 2, {"quantization": "q8", "kv_cache_dtype": "int8"}),  # two stages on each host
+        pytest.param(2, 4, 2, {"quantization": "q8", "kv_cache_dtype": "int8"}, marks=pytest.mark.long),  # two on each
         pytest.param(1, 3, 3, {"dtype": "float32"}, marks=pytest.mark.long),
         pytest.param(2, 2, 4, {"dtype": "float32"}, marks=pytest.mark.long),  # two hosts for each stage
     ],
