@@ -45,6 +45,8 @@ async def test_a_prefix_is_warm_before_it_is_asked_for_until_it_is_removed(world
     added = await admin.AddPrefix(admin_pb2.AddPrefixRequest(name="sea", text=TEXT, workers=2))
     assert added.prefix.num_tokens == len(TEXT)
     before = await until_warm(world, admin, "sea", 2)
+    indices = [router.pool.kv_index for router in world.routers]  # which learn of blocks after the keepers do
+    await world.until(lambda: all(each.num_blocks["device"] >= len(TEXT) // 16 for each in indices))
     whole = await client.complete(TEXT + "Who?", GREEDY)
     assert whole.usage.cached_tokens >= len(TEXT) // 16 * 16
     named = await client.complete("Who?", GREEDY, prefix="sea")
