@@ -36,7 +36,7 @@ def load_group(
     hosts = streams.place.hosts if streams is not None else 1
     _refuse(ranks, stages, hosts, options.get("device", "cpu"))
     connections = _connections(streams, stages * ranks // hosts)
-    offers = [hello["block_bytes"] for hello in (each.hear_hello() for each in connections)]
+    offers = [each.hear_hello() for each in connections]
     if not options.get("kv_cache_bytes"):  # the host with the least memory decides
         options["kv_cache_bytes"] = min([cpu_block_bytes(available_bytes()), *offers])
     of_ranks = {

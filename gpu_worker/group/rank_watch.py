@@ -133,8 +133,9 @@ class RankWatch:
                 self._hear(RankWord.from_json(line.decode()))
         except (ValueError, TypeError, KeyError) as error:  # of another version; nobody would watch if this raised
             log.error("%s says %r: %s", self._named(source.ranks[0]), line[:200], error)
-            self._tell(loss=f"{self._named(source.ranks[0])} says what no rank says: all need the same version")
-            return False
+            if not self._closing:
+                self._tell(loss=f"{self._named(source.ranks[0])} says what no rank says: all need the same version")
+            source.kill()  # its end is read, too
         if data:
             return True
         how = source.ending()

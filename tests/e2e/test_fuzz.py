@@ -1,6 +1,6 @@
 """Mutated requests at the live service, over the wire: documented codes, then business as usual.
 
-OCTAVO_TEST_FUZZ is the number of requests (1500; 30000 in `make test-long`), OCTAVO_TEST_SEED where the random numbers
+OCTAVO_TEST_FUZZ is the number of requests (250; 30000 in `make test-long`), OCTAVO_TEST_SEED where the random numbers
 begin.
 """
 

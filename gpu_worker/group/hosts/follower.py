@@ -71,19 +71,23 @@ class Follower:
     def run(self) -> str:
         """Why it has ended. Raises OSError if the hosts do not meet, or the front does not say what to do."""
         streams = meet_hosts(self._place, self._tls)
-        self._front = streams.words[FRONT]
-        self._say({"block_bytes": cpu_block_bytes(available_bytes())})
-        self._front.settimeout(MEETING_S)
+        front = streams.words[FRONT]
+        front.sendall(_line({"block_bytes": cpu_block_bytes(available_bytes())}))
+        self._front = front  # not earlier: the front takes no other word for the first one
+        front.settimeout(MEETING_S)
         try:
-            with self._front.makefile("rb", buffering=0) as words:
+            with front.makefile("rb", buffering=0) as words:
                 line = words.readline()
         except TimeoutError:
             raise OSError(f"the front has not said what to do for {MEETING_S:g} s") from None
         finally:
-            self._front.settimeout(None)
+            front.settimeout(None)
         if not line.endswith(b"\n"):
             return "the front has ended before it said what to do"
-        task = RankTask.from_json(line.decode())
+        try:
+            task = RankTask.from_json(line.decode())
+        except (ValueError, TypeError, KeyError) as error:
+            raise OSError(f"the front says what this host does not know: all need the same version ({error})") from None
         with SharedMemory.create("octavo-team") as team, SharedMemory.create("octavo-blocks") as arena:
             count = task.size // task.hosts
             first = replace(task, team=team.descriptor, arena=arena.descriptor, links=streams.column_fds())
@@ -148,13 +152,17 @@ class Follower:
         return f"the front has said nothing for {patience_s:g} s"
 
     def _say(self, word: dict[str, Any]) -> None:
-        self._write((json.dumps(word) + "\n").encode())
+        self._write(_line(word))
 
     def _write(self, data: bytes) -> None:
         """What a front that has ended is told is lost: `run` sees its end."""
         with self._turn, suppress(OSError):
             if self._front is not None:
                 self._front.sendall(data)
+
+
+def _line(word: dict[str, Any]) -> bytes:
+    return (json.dumps(word) + "\n").encode()
 
 
 def _heard(front: socket.socket) -> bytes:

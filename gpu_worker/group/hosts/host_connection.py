@@ -4,13 +4,13 @@ import json
 import os
 import signal
 import socket
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
+from gpu_worker.group.hosts.host_streams import MEETING_S
 from gpu_worker.group.rank_task import RankTask
 
 LEAVE = b'{"leave": true}\n'  # of a host that is asked to end: the worker is to drain
-HELLO_S = 60.0  # a host that has come says at once what it has
+HELLO_S = MEETING_S  # a host that has come meets those behind it before it says what it has
 
 
 class HostConnection:
@@ -24,8 +24,8 @@ class HostConnection:
         self._stream = stream
         self._rest = b""  # what is no line yet
 
-    def hear_hello(self) -> Mapping[str, Any]:
-        """What the host says of itself, first of all. Raises OSError if it does not."""
+    def hear_hello(self) -> int:
+        """How many bytes the host has for blocks: it says that first of all. Raises OSError if it does not."""
         self._stream.settimeout(HELLO_S)
         try:
             with self._stream.makefile("rb", buffering=0) as words:
@@ -36,8 +36,11 @@ class HostConnection:
             self._stream.settimeout(None)
         if not line.endswith(b"\n"):
             raise OSError(f"host {self.host} has left before it said what it has")
-        hello: Mapping[str, Any] = json.loads(line)
-        return hello
+        try:
+            return int(json.loads(line)["block_bytes"])
+        except (ValueError, TypeError, KeyError):
+            what = f"host {self.host} says what no host says: all need the same version"
+            raise OSError(f"{what} (it says {line[:100]!r})") from None
 
     def tell(self, task: RankTask) -> None:
         """The task of its first rank, as a pattern for all of them."""

@@ -80,6 +80,9 @@ class Decoder(Protocol):
         ...
 
 
+KEPT_LOGITS = 64 << 20  # bytes
+
+
 class KeptLogits:
     """Memory for the logits of one call after another.
 
@@ -91,9 +94,13 @@ class KeptLogits:
         self._memory = torch.empty((0, vocab_size))
 
     def rows(self, count: int) -> Tensor:
-        """The first `count` rows, in the memory that earlier calls returned."""
+        """The first `count` rows, in the memory that earlier calls returned; more than KEPT_LOGITS are not kept."""
+        vocab_size = self._memory.shape[1]
+        if count * vocab_size * 4 > KEPT_LOGITS:
+            return torch.empty((count, vocab_size))
         if count > len(self._memory):
-            self._memory = torch.empty((count, self._memory.shape[1]))
+            self._memory = torch.empty((0, vocab_size))  # not both at once
+            self._memory = torch.empty((count, vocab_size))
         return self._memory[:count]
 
 

@@ -71,6 +71,14 @@ def test_a_host_that_says_nothing_of_itself_is_named(streams: Streams, monkeypat
         HostConnection(1, [1], streams[0]).hear_hello()
 
 
+@pytest.mark.parametrize("word", [b"no word\n", b"{}\n", b"[1]\n", b'{"block_bytes": null}\n'])
+def test_a_host_of_another_version_is_named_at_once(streams: Streams, word: bytes) -> None:
+    near, far = streams
+    far.sendall(word)
+    with pytest.raises(OSError, match=r"^host 1 says what no host says: all need the same version"):
+        HostConnection(1, [1], near).hear_hello()
+
+
 def test_a_front_that_does_not_say_what_to_do_is_waited_for_no_longer_than_a_meeting(
     streams: Streams, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -55,6 +55,8 @@ def test_decodes_as_sentencepiece_where_that_is_utf8(loaded, ids):
     """It gives a run of bytes up as a whole; a stream cannot take characters back."""
     _, tokenizer, pieces = loaded
     ids = [each for each in ids if each < pieces.get_piece_size()]
+    while ids and pieces.id_to_piece(ids[0]) == "<0x20>":  # which no text begins with; Transformers drops it, as we do
+        del ids[0]
     expected, text = pieces.decode(ids), tokenizer.decode(ids)
     assert "\ufffd" in text if "\ufffd" in expected else text == expected
 

@@ -7,6 +7,7 @@ import torch
 from differences import difference
 
 from gpu_worker import LLM, SamplingParams
+from gpu_worker.models.decoders.decoder import KeptLogits
 from gpu_worker.ops import native
 from gpu_worker.ops.reference import ReferenceOps
 from gpu_worker.running import loading
@@ -67,3 +68,10 @@ def test_scores_of_a_prompt_do_not_take_the_place_of_logits_that_are_drawn_from(
         answers = [llm.generate(prompts, SamplingParams(**params, prompt_logprobs=count)) for count in (None, 1)]
     free, scored = ([answer.outputs[0].token_ids for answer in each] for each in answers)
     assert free == scored
+
+
+def test_kept_logits_lie_in_one_place_up_to_a_size():
+    kept = KeptLogits(1 << 20)
+    first = kept.rows(3)
+    assert kept.rows(2).data_ptr() == first.data_ptr()
+    assert kept.rows(40).data_ptr() != kept.rows(16).data_ptr() == kept.rows(1).data_ptr()
