@@ -25,7 +25,7 @@ PACKED = (*DIGITS, "halves")
 FORMATS = (*PLAIN, *PACKED)
 MOST = {"15 bits": 127 * 128, "8 bits": 127}  # the largest number of a block of inputs
 each_format = pytest.mark.parametrize("format_", FORMATS)
-fuzz = settings(max_examples=draws(8, 50), suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+fuzz = settings(max_examples=draws(5, 50), suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 
 
 def inputs_of(format_: str) -> list[str]:

@@ -1,6 +1,6 @@
 """Mutated requests at the live service, over the wire: documented codes, then business as usual.
 
-OCTAVO_TEST_FUZZ is the number of requests (250; 30000 in `make test-long`), OCTAVO_TEST_SEED where the random numbers
+OCTAVO_TEST_FUZZ is the number of requests (170; 30000 in `make test-long`), OCTAVO_TEST_SEED where the random numbers
 begin.
 """
 
@@ -21,7 +21,7 @@ from octavo.v1 import inference_pb2, types_pb2
 from octavo.wire.channel import open_channel
 from octavo.wire.public import sampling_to_wire
 
-NUM_REQUESTS = int(os.environ.get("OCTAVO_TEST_FUZZ", draws(250, 30_000)))
+NUM_REQUESTS = int(os.environ.get("OCTAVO_TEST_FUZZ", draws(170, 30_000)))
 SEED = int(os.environ.get("OCTAVO_TEST_SEED", "20261121"))
 AT_ONCE = 32
 Code = grpc.StatusCode

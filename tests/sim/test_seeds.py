@@ -21,7 +21,7 @@ def simulate(seeds: str, *, hash_seed: str = "0") -> subprocess.CompletedProcess
 @pytest.mark.scaled
 @pytest.mark.timeout(900)
 def test_every_stream_ends_right() -> None:
-    run = simulate(str(draws(8, 500)))
+    run = simulate(str(draws(6, 500)))
     assert run.returncode == 0, f"{run.stdout}\n{run.stderr}"
 
 

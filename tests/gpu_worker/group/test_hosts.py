@@ -232,7 +232,7 @@ def said_of_long_prompts(runner: Runner, folder: Path) -> list[Any]:
     ("ranks", "stages", "layers"),
     [
         (2, 1, [[2, 2, 1], [5], [1, 1, 1, 1, 1], [5]]),  # of half of the heads
-        (1, 2, [[2, 1], [3], [1, 1, 1], [3]]),
+        pytest.param(1, 2, [[2, 1], [3], [1, 1, 1], [3]], marks=pytest.mark.long),
     ],
 )
 def test_what_a_long_step_writes_comes_in_several_frames(

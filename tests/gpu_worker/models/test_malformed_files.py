@@ -14,7 +14,7 @@ from malformed.seed_models import write_folder
 from octavo.request.errors import BadModel, Mismatch
 from octavo.text.tokenizers.tokenizer import load_tokenizer
 
-COUNT = 100_000 if is_night() else draws(64, 5600)
+COUNT = 100_000 if is_night() else draws(40, 5600)
 FIRST = int(os.environ.get("OCTAVO_TEST_SEED", "0"))
 
 

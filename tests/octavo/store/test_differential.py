@@ -396,7 +396,7 @@ def test_the_server_does_what_the_reference_does(
     parts = {"runner": runner, "make_reference": staticmethod(make_memory_bench), "new": staticmethod(new)}
     parts["make_real"] = staticmethod(lambda: make_redis_bench(server.url, documented_user))
     asked = settings().max_examples
-    few = draws(15, 90)  # seconds; `--hypothesis-profile=nightly` for many
+    few = draws(11, 90)  # seconds; `--hypothesis-profile=nightly` for many
     chosen = {"max_examples": asked if asked > 1000 else few, "stateful_step_count": 40, "deadline": None}
     run_state_machine_as_test(
         type("Machine", (Differential,), parts), settings=settings(**chosen, suppress_health_check=list(HealthCheck))

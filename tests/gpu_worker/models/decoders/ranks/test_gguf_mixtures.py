@@ -26,12 +26,12 @@ EXPERTS = ("moe_intermediate_size", "shared_expert_intermediate_size")
 # A model, the type of its matrices, ranks, stages, what matrices are packed to
 USUAL = [
     ("qwen3_moe", "Q4_K", 4, 1, "auto"),
-    ("mixtral", "Q6_K", 2, 1, "auto-a8"),
     ("gpt_oss", "MXFP4", 1, 2, "auto"),
-    ("qwen2_moe", "IQ4_XS", 2, 2, "none"),
 ]
 CASES = [
     *USUAL,
+    ("mixtral", "Q6_K", 2, 1, "auto-a8"),
+    ("qwen2_moe", "IQ4_XS", 2, 2, "none"),
     ("qwen3_moe", "Q3_K", 2, 2, "auto"),
     ("qwen3_moe", "Q8_0", 1, 2, "q4-a8"),
     ("mixtral", "Q5_K", 4, 1, "auto"),
@@ -76,9 +76,9 @@ def test_the_ranks_of_an_llm_map_one_packed_file(file_of, sizes, tmp_path):
     params = SamplingParams(temperature=0, max_tokens=16, logprobs=2, ignore_eos=True)
     prompts = [{"prompt_token_ids": [(i * 7 + 3) % 128 for i in range(length)]} for length in (60, 7)]
     said, options = [], {**sizes, "packed_cache": str(tmp_path / "packed")}
-    for parallel in ({}, {"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}):
+    for parallel in ({}, {"tensor_parallel_size": 2}):
         with LLM(str(path), **options, **parallel) as llm:
             answers = llm.generate(prompts, params, use_tqdm=False)
         said.append([(each.outputs[0].token_ids, each.outputs[0].logprobs) for each in answers])
         assert len(list((tmp_path / "packed").glob("*.packed"))) == 1
-    assert said[1:] == [said[0]] * 2
+    assert said[1] == said[0]
