@@ -56,7 +56,10 @@ def test_a_gguf_file_answers_a_chat_as_transformers_does(tmp_path):
     model.save_pretrained(tmp_path / "model")
     file = tmp_path / "model.gguf"
     kinds = {"down_proj": "Q3_K", "o_proj": "IQ4_NL", "embed_tokens": "Q6_K"}
-    kind_of = lambda name: kinds.get(name.split(".")[-2], "Q4_0")  # noqa: E731
+
+    def kind_of(name: str) -> str:
+        return kinds.get(name.split(".")[-2], "Q4_0")
+
     values = write_gguf(tmp_path / "model", file, kind_of, describe_tokens=vocabulary.write_to)
     decoded = write_values(tmp_path / "model", tmp_path / "decoded", values)
     output = answer(file, tmp_path, "--chat", "--prompt", TEXT, "--ignore-eos")

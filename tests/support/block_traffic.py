@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from sequences import new_sequence
 
 from gpu_worker.scheduling.block_exchange import BlockExchange, BlockImport, PinnedBlocks
 from gpu_worker.scheduling.freezer import Freezer, FrozenSequence
@@ -205,17 +204,7 @@ class BlockTraffic:
         while held is not None and held.missing and self.rng.random() < 0.95:
             self.arrive(held, known)
         request.epoch += 1
-        sequence = new_sequence(
-            request.seq_id,
-            request.prompt,
-            request.params,
-            epoch=request.epoch,
-            root=request.root,
-            outputs=request.outputs,
-            finished_branches=tuple(request.finishes),
-            priority=request.priority,
-            now=world.now,
-        )
+        sequence = request.sequence(world.now)
         totals = tuple(branch.cumulative_logprob for branch in frozen.branches)
         scores = tuple(tuple(request.scores[b]) for b in range(len(request.outputs)))
         sequence.carried = CarriedScores(totals, scores, self.tails(request, held))

@@ -5,7 +5,7 @@ import random
 from block_traffic import BLOCK_OPERATIONS, BlockTraffic
 from scheduler_bench import FAILURE
 from scheduler_parts import SchedulerParts
-from sequences import beam_text, new_sequence
+from sequences import beam_text
 from witness_model import ENDED_ALONE, Deliveries, Request, WitnessModel, random_params
 
 from gpu_worker.drafting.drafts import LOOKUP, Drafts
@@ -98,18 +98,10 @@ class World(Deliveries):
 
     def admit(self, request: Request) -> None:
         deadline_in_ms = self.rng.randint(1, 3000) if self.rng.random() < 0.05 else 0
-        sequence = new_sequence(
-            request.seq_id,
-            request.prompt,
-            request.params,
-            epoch=request.epoch,
-            root=request.root,
-            outputs=request.outputs,
-            finished_branches=tuple(request.finishes),
-            priority=request.priority,
+        sequence = request.sequence(
+            self.now,
             suspect=request.suspect,
             deadline_in_ms=deadline_in_ms,
-            now=self.now,
             beam_text=beam_text(request.params, self.runner.info.eos_token_ids),
         )
         if self.ending_rng and not request.suspect and self.ending_rng.random() < 0.1:

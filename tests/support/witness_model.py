@@ -4,8 +4,10 @@ import math
 import random
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
+from sequences import new_sequence
 from slow_beams import BestOutput, best_outputs, stop_of
 
 from gpu_worker.scheduling.state.sequence import Sequence
@@ -91,6 +93,21 @@ class Request:
     logprobs: dict[int, float] = field(default_factory=dict)
     replayed: bool = False
     scores: dict[int, list[TokenScore]] = field(default_factory=lambda: defaultdict(list))
+
+    def sequence(self, now: float, **more: Any) -> Sequence:
+        """As it is admitted now, with what it has said so far."""
+        return new_sequence(
+            self.seq_id,
+            self.prompt,
+            self.params,
+            epoch=self.epoch,
+            root=self.root,
+            outputs=self.outputs,
+            finished_branches=tuple(self.finishes),
+            priority=self.priority,
+            now=now,
+            **more,
+        )
 
 
 def random_params(rng: random.Random) -> SamplingParams:
