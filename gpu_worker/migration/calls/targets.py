@@ -27,9 +27,12 @@ class TargetWorker:
 class TargetPool:
     """The other workers that serve the same model, as the store knows them."""
 
-    def __init__(self, store: Store, own: Incarnation, fingerprint: str, layout: str, numerics: str = "") -> None:
+    def __init__(
+        self, store: Store, own: Incarnation, fingerprint: str, layout: str, numerics: str = "", worker_id: str = ""
+    ) -> None:
+        """A worker that has our `worker_id` is what we were before we started again, and dead."""
         self._store = store
-        self._own = own
+        self._own, self._worker_id = own, worker_id
         self._fingerprint, self._layout, self._numerics = fingerprint, layout, numerics
         self._found: dict[Incarnation, tuple[TargetWorker, float]] = {}  # and when
         self._turns: dict[Incarnation, int] = {}  # when each was chosen last, counted in choices
@@ -75,7 +78,11 @@ class TargetPool:
 
     async def _take_over(self) -> list[Member]:
         members = await self._store.members("worker")
-        return [each for each in members if each.id != self._own and self._has_model(info_of(each))]
+        return [each for each in members if not self._is_own(each) and self._has_model(info_of(each))]
+
+    def _is_own(self, member: Member) -> bool:
+        named = bool(self._worker_id) and info_of(member).get("worker_id") == self._worker_id
+        return named or member.id == self._own
 
     def _has_model(self, info: dict[str, Any]) -> bool:
         """Whether a worker can run sequences of this model, as far as it says. One that says nothing of it may."""

@@ -126,7 +126,7 @@ class Worker:
         self.journal_writer = JournalWriter(journal, incarnation, self.publisher, port, control, policy)
 
         # Blocks and sequences that go to other workers
-        targets = TargetPool(store, incarnation, info.fingerprint, info.layout, info.numerics)
+        targets = TargetPool(store, incarnation, info.fingerprint, info.layout, info.numerics, listener.worker_id)
         share = LinkShare(settings.move_mbytes_per_s * 1e6 or None, self._others_decode)
         self.connections = ConnectionPool(memory, share, listener.tls) if memory is not None else None
         self.migrations: MigrationRegistry | None = None

@@ -16,7 +16,7 @@ async def pool(*members: Member) -> TargetPool:
     await store.open()
     for member in members:
         await store.heartbeat(member, 60_000)
-    return TargetPool(store, Incarnation("me"), "weights", "layout")
+    return TargetPool(store, Incarnation("me"), "weights", "layout", worker_id="name")
 
 
 def member(name: str, endpoint: object = "127.0.0.1:1", **changed: object) -> Member:
@@ -36,6 +36,13 @@ async def test_every_worker_that_can_run_the_sequence_has_its_turn():
         chosen.append(candidates[0].incarnation)
     assert chosen == ["a", "b", "c"] * 2
     assert await targets.count() == 3
+
+
+async def test_what_a_worker_was_before_it_started_again_takes_nothing():
+    """Its lease may not have ended yet."""
+    targets = await pool(member("me"), member("past", worker_id="name"), member("a"))
+    assert [each.incarnation for each in await targets.candidates()] == ["a"]
+    assert await targets.count() == 1
 
 
 async def test_sequences_move_within_a_class_alone_and_to_whoever_says_where_it_is_called():
