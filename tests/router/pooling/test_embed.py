@@ -105,6 +105,7 @@ async def test_what_is_wrong_is_refused_by_its_field(world):
         (request([[1], []]), "inputs[1]"),
         (request([[1] * 8192]), "inputs[0]"),
         (request([[1] * 8000] * 140), "inputs"),
+        (request([[1]], dimensions=0), "dimensions"),
         (request([[1]], dimensions=17), "dimensions"),
         (request([[1]], pooling=7), "pooling"),
         (inference_pb2.EmbedRequest(inputs=[inference_pb2.EmbedInput()]), "inputs[0]"),
