@@ -65,6 +65,11 @@ def test_chat_remembers_resets_and_ends(router, endpoint, capsys, monkeypatch):
     assert capsys.readouterr().out == (ANSWER + "\n") * 3
     turns = [[turn.content for turn in request.chat.messages] for request in router.requests]
     assert turns == [["s", "one"], ["s", "one", ANSWER, "two"], ["s", "three"]]
+    for flag, out, err in (("--json", ANSWER, ""), ("--temperature=11", "", "octavo chat: temperature: at most 10")):
+        monkeypatch.setattr("sys.stdin", io.StringIO("\none\n"))
+        assert main(["chat", "--endpoint", endpoint, flag]) == 0
+        told = capsys.readouterr()
+        assert (out in told.out, err in told.err) == (True, True)
 
 
 def test_ctrl_c_cancels_the_answer_alone(router, endpoint):
