@@ -17,7 +17,6 @@ ROOM = 32_768  # tokens of the newer outputs of a root; as many older ones are k
 MAX_ROOTS = 32  # beyond which the one that has been idle longest is forgotten
 INDEXED_AT_ONCE = 512  # tokens, in one step: about half a millisecond
 MAX_LATE = 256  # outputs that wait to be indexed
-BYTES_PER_ROOT = 2 * 4 * ROOM * (1 + 2 * len(SIZES))
 END = -1  # stands between two outputs
 
 

@@ -21,7 +21,7 @@ from octavo.request.ids import cell_number
 from octavo.v1 import inference_pb2_grpc
 from octavo.wire import statuses
 from octavo.wire.channel import open_channel
-from octavo.wire.endpoint import Endpoints, parse_cells, parse_targets
+from octavo.wire.endpoint import Endpoints, parse_cells
 from octavo.wire.tls import PLAIN, ClientCredentials
 
 # Codes of a status without octavo's details: of a dying process, a transport or a proxy,
@@ -50,12 +50,8 @@ class EndpointPool:
     A pool belongs to one event loop.
     """
 
-    def __init__(self, endpoints: str | Sequence[str], credentials: ClientCredentials = PLAIN) -> None:
-        """Raises InvalidArgument if one of the endpoints is none."""
-        try:
-            self.names = parse_targets(endpoints)
-        except ValueError as error:
-            raise errors.InvalidArgument("endpoints", str(error)) from None
+    def __init__(self, names: Sequence[str], credentials: ClientCredentials = PLAIN) -> None:
+        self.names = names
         self._credentials = credentials
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._failed_at: dict[str, float] = {}

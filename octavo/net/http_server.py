@@ -268,9 +268,9 @@ def set_probes(connected: socket.socket | None) -> None:
     connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, PROBES)
 
 
-def error_body(message: str, kind: str, *, param: str | None = None, code: str | None = None) -> bytes:
+def error_body(message: str, kind: str, *, code: str | None = None) -> bytes:
     """An error as JSON, in the shape that OpenAI's clients read."""
-    return json.dumps({"error": {"message": message, "type": kind, "param": param, "code": code}}).encode()
+    return json.dumps({"error": {"message": message, "type": kind, "param": None, "code": code}}).encode()
 
 
 def _guarded(app: Any) -> Any:

@@ -42,21 +42,22 @@ def pack_pictures(pictures: Sequence[Picture]) -> str:
     return ",".join(f"{each.digest}:{each.start}:{each.rows}:{each.columns}" for each in pictures)
 
 
-def parse_pictures(packed: str, field: str = "pictures") -> tuple[Picture, ...]:
+def parse_pictures(packed: str) -> tuple[Picture, ...]:
     """The pictures of `pack_pictures`. Raises InvalidArgument for any other text."""
     pictures: list[Picture] = []
     end = 0
     for entry in packed.split(",") if packed else ():
         found = _PACKED.fullmatch(entry)
         if found is None:
-            raise InvalidArgument(field, "must be DIGEST:START:ROWS:COLUMNS of each picture, separated by commas")
+            raise InvalidArgument("pictures", "must be DIGEST:START:ROWS:COLUMNS of each picture, separated by commas")
         picture = Picture(found[1], *map(int, found.groups()[1:]))
         if not (1 <= picture.rows <= MAX_SIDE and 1 <= picture.columns <= MAX_SIDE and picture.start >= end):
-            raise InvalidArgument(field, "a picture is empty or too large, or begins before the one before it ends")
+            what = "a picture is empty or too large, or begins before the one before it ends"
+            raise InvalidArgument("pictures", what)
         end = picture.end
         pictures.append(picture)
     if len(pictures) > MAX_PICTURES:
-        raise InvalidArgument(field, f"{len(pictures)} pictures; at most {MAX_PICTURES}")
+        raise InvalidArgument("pictures", f"{len(pictures)} pictures; at most {MAX_PICTURES}")
     return tuple(pictures)
 
 

@@ -60,13 +60,13 @@ def _quota(folder: CgroupFolder) -> Iterator[float]:
         yield int(quota) / int(period)
 
 
-def available_bytes(meminfo: Path = MEMINFO, cgroups: Path = CGROUPS, membership: Path = MEMBERSHIP) -> int:
+def available_bytes() -> int:
     """The number of bytes that can be taken without swapping; the files that the kernel caches count as free.
 
     In a container with a limit, the rest of that limit counts, not the memory of the machine. 0 if nothing is known.
     """
-    folders = cgroup_folders("memory", cgroups, membership)
-    found = [*_of_the_machine(meminfo, "MemAvailable"), *(left for folder in folders for left in _left(folder))]
+    lefts = (left for folder in cgroup_folders("memory") for left in _left(folder))
+    found = [*_of_the_machine("MemAvailable"), *lefts]
     return max(0, min(found, default=0))
 
 
@@ -82,22 +82,22 @@ def oom_kills(vmstat: Path = VMSTAT, cgroups: Path = CGROUPS, membership: Path =
     return max(found)
 
 
-def total_bytes(meminfo: Path = MEMINFO) -> int:
+def total_bytes() -> int:
     """The memory of the machine. 0 if it is not known."""
-    return next(_of_the_machine(meminfo, "MemTotal"), 0)
+    return next(_of_the_machine("MemTotal"), 0)
 
 
-def bound_bytes(meminfo: Path = MEMINFO, cgroups: Path = CGROUPS, membership: Path = MEMBERSHIP) -> int:
+def bound_bytes() -> int:
     """The memory of the machine, or the least limit of the cgroups around this process. 0 if nothing is known."""
-    folders = cgroup_folders("memory", cgroups, membership)
-    found = [*_of_the_machine(meminfo, "MemTotal"), *(limit for folder in folders for limit in _limit(folder))]
+    limits = (limit for folder in cgroup_folders("memory") for limit in _limit(folder))
+    found = [*_of_the_machine("MemTotal"), *limits]
     return min(found, default=0)
 
 
-def _of_the_machine(meminfo: Path, wanted: str) -> Iterator[int]:
+def _of_the_machine(wanted: str) -> Iterator[int]:
     """The value of that name in /proc/meminfo, if it is there."""
     try:
-        lines = meminfo.read_text().splitlines()
+        lines = MEMINFO.read_text().splitlines()
     except OSError:
         return
     for line in lines:

@@ -110,12 +110,12 @@ def _torchruns(variables: Mapping[str, str]) -> dict[str, str]:
     return found
 
 
-def one_setting(cls: type[Settings], name: str, given: str | None, environ: Mapping[str, str] | None = None) -> Any:
+def one_setting(cls: type[Settings], name: str, given: str | None) -> Any:
     """A setting of a program that is not this one: from its flag, if that was given, or as the program would find it.
 
     Raises SettingsError.
     """
-    variables, flags = dict(os.environ if environ is None else environ), argparse.Namespace(**{name: given})
+    variables, flags = dict(os.environ), argparse.Namespace(**{name: given})
     file = config_file(flags, variables)
     variables.pop(CONFIG_VARIABLE, None)
     return getattr(load(cls, flags, variables, file), name)

@@ -6,6 +6,7 @@ chunk without log probabilities is put together from bytes: one is made for each
 
 import json
 import time
+from abc import ABC, abstractmethod
 from binascii import b2a_base64
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -49,7 +50,7 @@ class ShownPrompt:
     text: str = ""  # what the answer repeats
 
 
-class AnswerFormat:
+class AnswerFormat(ABC):
     """Encodes one answer. The subclasses know what a choice looks like."""
 
     WHOLE: ClassVar[str]
@@ -121,8 +122,9 @@ class AnswerFormat:
             end = b'}],"usage":{"prompt_tokens":%d,"completion_tokens":%d,"total_tokens":%d}' % counts
         return in_choice + end + beside
 
+    @abstractmethod
     def _delta(self, event: Event, is_first: bool) -> bytes:
-        raise NotImplementedError
+        """What a chunk has of the output."""
 
     def _finish(self, event: Event) -> bytes:
         """The reason why the event's branch has ended, after `_delta`."""
@@ -162,13 +164,15 @@ class AnswerFormat:
             shown["prompt_logprobs"] = shown_prompt_scores(self._tokenizer, scores)
         return (shown, {}) if self.PROMPT_IN_CHOICES else ({}, shown)
 
+    @abstractmethod
     def _choice_of(self, text: str, index: int, finish: int) -> dict[str, Any]:
-        raise NotImplementedError
+        """What one object has of an output."""
 
     # Both
 
+    @abstractmethod
     def _scores(self, branch: int, scores: Sequence[types_pb2.Logprobs], is_first: bool) -> dict[str, Any]:
-        raise NotImplementedError
+        """The log probabilities of tokens of an output."""
 
     def _after_prompt(self, text: str) -> str:
         """The beginning of an output, after what it repeats of the prompt."""

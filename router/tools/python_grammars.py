@@ -35,7 +35,7 @@ def python_rules(rule: str, tool: str, schema: Mapping[str, Any] | None) -> list
         return [f'{rule}: ({one} (", " {one})*)?', f"{rule.upper()}: {_KEY}", value, f"{rule}_value: {any_value}"]
     properties, required = schema.get("properties", {}), schema.get("required", ())
     unknown = set(schema) - _KNOWN
-    if unknown or not isinstance(properties, dict) or not _are_among(required, properties):
+    if unknown or not isinstance(properties, dict) or not are_among(required, properties):
         raise _refused(f"what the schema of {tool!r} says of {', '.join(sorted(unknown)) or 'its properties'}")
     rules: list[str] = []
     after = json.dumps("")
@@ -75,7 +75,7 @@ def _is_name(text: str) -> bool:
     return is_same and not keyword.iskeyword(text) and text != "__debug__"
 
 
-def _are_among(required: Any, properties: Mapping[str, Any]) -> bool:
+def are_among(required: Any, properties: Mapping[str, Any]) -> bool:
     """Whether these are names of properties."""
     return isinstance(required, (list, tuple)) and all(
         isinstance(each, str) and each in properties for each in required

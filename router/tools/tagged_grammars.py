@@ -10,6 +10,7 @@ from typing import Any
 
 from octavo.request.errors import InvalidArgument
 from router.tools.formats import ToolFormat
+from router.tools.python_grammars import are_among
 
 _JSON_OPTIONS = {"x-guidance": {"whitespace_pattern": "[ ]?"}}
 _TYPES = ("integer", "number", "boolean", "object", "array", "null")
@@ -27,7 +28,7 @@ def tagged_rules(rule: str, tool: str, schema: Mapping[str, Any], form: ToolForm
     """The rule of a tool's arguments, and those of each. Raises InvalidArgument for a schema that cannot be kept."""
     properties, required = schema.get("properties", {}), schema.get("required", ())
     unknown = set(schema) - {"type", "properties", "required", "additionalProperties", "title", "description", "$defs"}
-    if unknown or not isinstance(properties, dict) or not _are_among(required, properties):
+    if unknown or not isinstance(properties, dict) or not are_among(required, properties):
         raise _refused(tool, ", ".join(sorted(unknown)) or "its properties")
     parts, rules = [], []
     for i, (name, inner) in enumerate(properties.items()):
@@ -61,13 +62,6 @@ def _argument_rules(rule: str, tool: str, name: str, schema: Any, definitions: A
     ):
         raise _refused(tool, name)
     return [f"{rule}: {begin} ({' | '.join(map(json.dumps, texts))}) {end}"]
-
-
-def _are_among(required: Any, properties: Mapping[str, Any]) -> bool:
-    """Whether these are names of properties."""
-    return isinstance(required, (list, tuple)) and all(
-        isinstance(each, str) and each in properties for each in required
-    )
 
 
 def _text_to(mark: str, no_text: Sequence[str]) -> str:

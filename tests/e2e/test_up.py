@@ -1,7 +1,9 @@
 """`octavo up` itself: what it starts it keeps alive, and takes down with it, however it ends."""
 
+import json
 import os
 import signal
+import subprocess
 import threading
 import time
 import uuid
@@ -17,9 +19,9 @@ from octavo.client import Client, FinishReason, RetryPolicy, SamplingParams
 STORY_PATIENCE_S = 120.0
 
 
-def start(folder, routers=1, workers=1):
+def start(folder, routers=1, workers=1, *options, form="--json"):
     fake = ("--runner", "fake", "--step-delay-ms", 10, "--lease-ms", 2000)
-    return Up(folder, "--routers", routers, "--workers", workers, *fake)
+    return Up(folder, "--routers", routers, "--workers", workers, *fake, *options, form=form)
 
 
 def pids(status):
@@ -66,6 +68,19 @@ def check_generate(up):
     endpoints = ",".join(router["endpoint"] for router in reversed(up.status()["routers"]))
     again = up.run("generate", "--prompt", "Once upon", *options, "--endpoint", endpoints)
     assert (again["text"], again["token_ids"]) == (first["text"], first["token_ids"])
+
+
+def check_banner(text):
+    """Each command that it shows gives the answer that it shows."""
+    told = [line.strip() for line in text.splitlines()]
+    (sample,) = (line.removeprefix("sample").strip() for line in told if line.startswith("sample"))
+    commands = [line for line in told if line.endswith(("Complete", "}'", "--temperature 0"))]
+    assert len(commands) == 3
+    for command in commands:
+        done = subprocess.run(command, shell=True, capture_output=True, text=True, check=True)
+        found = json.loads(done.stdout) if done.stdout.startswith("{") else {"outputs": [{"text": done.stdout[:-1]}]}
+        (output,) = found.get("outputs") or found["choices"]
+        assert sample == "Gravity is" + repr(output["text"])[1:-1], command
 
 
 class Story:
@@ -152,8 +167,12 @@ def test_kill_9_of_up_leaves_nothing_behind_and_a_damaged_store_ends_the_next(tm
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("num_signals", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_a_process_that_does_not_answer_keeps_up_from_no_quick_end(tmp_path, num_signals):
-    """It is killed 2.5 s after the first signal, or at the second one. So is the store, soon after those who use it."""
-    up = start(tmp_path)
+    """It is killed 2.5 s after the first signal, or at the second one. So is the store, soon after those who use it.
+
+    Before, somebody does what it says, with the certificates that it has made.
+    """
+    up = start(tmp_path, 1, 1, "--secure", form="")
+    check_banner(up.process.log.read_text())
     children, started = up.children(), pids(up.status())
     for name in ("worker-0", "store"):
         os.kill(started[name], signal.SIGSTOP)

@@ -21,7 +21,7 @@ EVICTION_S = 1.0  # how long a connection that has to give way may take to end
 class BlockListener:
     """Listens from its making on. `tickets` are what sources may open. With `tls`, sources must be workers by it."""
 
-    def __init__(self, host: str, port: int = 0, stall_s: float = STALL_S, tls: ListenerTls | None = None) -> None:
+    def __init__(self, host: str, stall_s: float = STALL_S, tls: ListenerTls | None = None) -> None:
         self.tickets = TicketRegistry()
         self._stall_s = stall_s
         self._tls = tls
@@ -29,7 +29,7 @@ class BlockListener:
         self._connections: dict[IncomingConnection, threading.Thread] = {}
         self._closed = False
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._socket = socket.create_server((host, port), family=family, backlog=MOST_CONNECTIONS)
+        self._socket = socket.create_server((host, 0), family=family, backlog=MOST_CONNECTIONS)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)  # connections inherit it
         self.port: int = self._socket.getsockname()[1]
         self._thread = threading.Thread(target=self._accept_connections, name="block-listener", daemon=True)

@@ -128,9 +128,6 @@ class CoveredSequences:
         branches = (branch for each in self._sequences.values() for branch in each.branches.values())
         return sum(branch.num_held for branch in branches)
 
-    def coverage(self, seq_id: SequenceId, epoch: int) -> CoveredSequence | None:
-        return self._sequences.get((seq_id, epoch))
-
 
 def note_state(branch: CoveredBranch, state: HistoryState) -> None:
     """What a buddy has answered for a branch."""

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from gpu_worker.models.checkpoint.weights import FLOATS
 from gpu_worker.models.gguf.held_blocks import held_blocks
-from gpu_worker.models.gguf.recipes import LLAMA
+from gpu_worker.models.gguf.recipes import LLAMA, halves
 from octavo.model_files.gguf import GgufFile, TensorInfo, TensorType
 from octavo.model_files.gguf_metadata import Metadata
 from octavo.model_files.gguf_support import FLOATS as FLOAT_TYPES
@@ -117,7 +117,7 @@ class GgufSource:
         heads = {"q_proj": "attention.head_count", "k_proj": "attention.head_count_kv"}
         for part, key in heads.items():
             if self._arch in INTERLEAVED and f".{part}." in name:
-                return _halves(tensor, self._file.metadata.integer(f"{self._arch}.{key}"))
+                return halves(self._file.metadata.integer(f"{self._arch}.{key}"))([tensor])
         return tensor
 
 
@@ -217,11 +217,3 @@ def _rope(file: GgufFile, arch: str, head_dim: int) -> dict[str, Any]:
         "factor": data.number(f"{prefix}scaling.factor", 1.0),
         "original_max_position_embeddings": original,
     }
-
-
-def _halves(tensor: Tensor, num_heads: int) -> Tensor:
-    """Undoes the interleaving: row 2i of a head becomes row i, row 2i + 1 row i + half."""
-    if num_heads < 1 or tensor.shape[0] % (2 * num_heads):
-        raise BadModel(f"{tensor.shape[0]} rows are not {num_heads} heads of pairs")
-    paired = tensor.view(num_heads, tensor.shape[0] // num_heads // 2, 2, *tensor.shape[1:])
-    return paired.transpose(1, 2).reshape(tensor.shape)

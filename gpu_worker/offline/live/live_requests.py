@@ -42,9 +42,6 @@ class LiveRequests:
         """How many have not ended."""
         return len(self._live)
 
-    def __contains__(self, request_id: str) -> bool:
-        return request_id in self._live
-
     def add(self, request_id: str, request: OfflineRequest, kind: RequestOutputKind) -> None:
         """Raises InvalidArgument for an id that is in use, and TooLarge for a request that can never run here.
 

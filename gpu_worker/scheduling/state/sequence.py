@@ -229,10 +229,6 @@ class Sequence:
         False  # another worker is sent its blocks: it makes one token a step, so that the last ones get there
     )
 
-    @property
-    def finished(self) -> bool:
-        return all(branch.state is FINISHED for branch in self.branches)
-
     def note_cached(self, num_tokens: int) -> None:
         """It starts, and the prefix cache has so many tokens of its prompt. If it began elsewhere, none count."""
         self.cached_tokens = 0 if any(branch.output for branch in self.branches) else num_tokens

@@ -9,7 +9,7 @@ from typing import Any
 from octavo.request.errors import FieldViolation, InvalidArgument
 from octavo.text.closed_schemas import closed_if_object
 from octavo.v1 import types_pb2
-from router.http.bodies.field_reader import FieldReader, checked_text
+from router.http.bodies.field_reader import FieldReader, checked_text, json_text
 
 FORMATS = ("text", "json_object", "json_schema", "structural_tag")
 # Fields of structured_outputs: how their values become those of octavo.v1.Constraint.
@@ -115,11 +115,4 @@ def _json_text(path: str, value: Any) -> str:
         return checked_text(path, value)
     if not isinstance(value, (dict, bool)):
         raise InvalidArgument(path, "must be an object, or its text")
-    try:
-        text = json.dumps(value, ensure_ascii=False)
-        text.encode()
-    except UnicodeEncodeError:  # half a surrogate pair, which JSON can spell
-        raise InvalidArgument(path, "has a text without a UTF-8 form") from None
-    except RecursionError:
-        raise InvalidArgument(path, "is nested too deep") from None
-    return text
+    return json_text(value, path)

@@ -1,5 +1,6 @@
 """Takes the fields of a JSON object one by one, checks their types, and refuses by name what nobody has taken."""
 
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -108,6 +109,18 @@ def checked_text(field: str, value: object) -> str:
     except UnicodeEncodeError as error:  # half a surrogate pair, which JSON can spell
         raise InvalidArgument(field, f"has no UTF-8 form at character {error.start}") from None
     return value
+
+
+def json_text(value: Any, path: str) -> str:
+    """A value as JSON. Raises InvalidArgument for one that has no such form, or that no parser would read again."""
+    try:
+        text = json.dumps(value, ensure_ascii=False)
+        text.encode()
+    except UnicodeEncodeError:  # half a surrogate pair, which JSON can spell
+        raise InvalidArgument(path, "has a text without a UTF-8 form") from None
+    except (RecursionError, ValueError):
+        raise InvalidArgument(path, "is nested too deep") from None
+    return text
 
 
 def checked_ids(field: str, value: object, most: int) -> list[int]:

@@ -1,6 +1,5 @@
 """Writes the turns of a conversation, its tools and their calls into octavo.v1.Chat."""
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,7 +7,7 @@ from octavo.pictures.parts import Part, pictures_of, text_of
 from octavo.request.errors import InvalidArgument
 from octavo.v1 import inference_pb2
 from router.http.bodies.common_fields import AskedAnswer, read_common
-from router.http.bodies.field_reader import FieldReader
+from router.http.bodies.field_reader import FieldReader, json_text
 from router.tools.asked_tools import NO_ARGUMENTS
 
 ONE_OUTPUT: dict[str, list[object]] = {
@@ -109,18 +108,6 @@ def read_one_output(fields: FieldReader, request: inference_pb2.GenerateRequest)
     for name, harmless in ONE_OUTPUT.items():
         fields.take_harmless(name, harmless, WITHOUT_TOKENS)
     return read_common(fields, request)
-
-
-def json_text(value: Any, path: str) -> str:
-    """A value as JSON. Raises InvalidArgument for one that has no such form, or that no parser would read again."""
-    try:
-        text = json.dumps(value, ensure_ascii=False)
-        text.encode()
-    except UnicodeEncodeError:  # half a surrogate pair, which JSON can spell
-        raise InvalidArgument(path, "has a text without a UTF-8 form") from None
-    except (RecursionError, ValueError):
-        raise InvalidArgument(path, "is nested too deep") from None
-    return text
 
 
 def checked_list(path: str, value: Any, most: int) -> list[Any]:

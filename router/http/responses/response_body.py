@@ -8,9 +8,9 @@ from octavo.request.ids import new_request_id
 from octavo.v1 import inference_pb2
 from router.http.bodies.common_fields import AskedAnswer, read_max_tokens
 from router.http.bodies.constraint_fields import schema_text
-from router.http.bodies.field_reader import FieldReader, checked_text
+from router.http.bodies.field_reader import FieldReader, checked_text, json_text
 from router.http.bodies.reasoning_fields import VARIABLES, read_reasoning
-from router.http.chats.chat_writer import ChatWriter, checked_list, json_text, read_one_output, strict_names
+from router.http.chats.chat_writer import ChatWriter, checked_list, read_one_output, strict_names
 from router.http.responses.input_items import Item, read_items
 from router.tools.asked_tools import read_choice
 

@@ -1,6 +1,7 @@
 """What settings come to."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -10,6 +11,7 @@ from gpu_worker.running import loading
 from gpu_worker.testing.fake_runner import FakeRunner
 from octavo.request.errors import InvalidArgument
 from octavo.settings.worker import WorkerSettings
+from octavo.text.encoded_prompt import EncoderSupport
 
 
 def test_the_budget_of_a_step_suits_the_device():
@@ -51,6 +53,15 @@ def test_memory_that_settings_leave_open_is_left_to_loading(monkeypatch, given, 
     assert (seen["swap_bytes"], seen["kv_cache_bytes"], seen["gpu_memory_utilization"]) == (meant, None, 0.7)
 
 
+def test_a_group_needs_ranks_and_ranks_a_model():
+    for settings, field in (
+        ({"runner": "fake", "tensor_parallel": 2}, "tensor_parallel"),
+        ({"launcher": "ray"}, "launcher"),
+    ):
+        with pytest.raises(InvalidArgument, match=f"^{field}: "):
+            build_runner(WorkerSettings(**settings))
+
+
 @pytest.mark.parametrize("mode", ["forced", "lookup", "recent"])
 def test_a_model_with_states_takes_no_drafts(mode):
     """Its state would have gone on past a guess that is wrong."""
@@ -63,6 +74,8 @@ def test_a_model_with_states_takes_no_drafts(mode):
 @pytest.mark.parametrize(
     ("settings", "changes", "message"),
     [
+        ({}, {"encoder": EncoderSupport(start=(1,))}, "models with an encoder"),
+        ({}, {"tokenizer": "states"}, "other has recurrent layers"),
         ({}, {"device": "cuda:0"}, "on a CPU alone, not on cuda:0"),
         ({"speculation": "forced"}, {}, "speculation is forced here"),
         ({}, {"piece_invariant": False}, "speculation is off here"),
@@ -70,7 +83,8 @@ def test_a_model_with_states_takes_no_drafts(mode):
     ],
 )
 def test_a_draft_model_that_cannot_guess_is_refused_by_name(monkeypatch, settings, changes, message):
-    monkeypatch.setattr(loading, "load_runner", lambda model, **options: FakeRunner())
+    guesser = replace(FakeRunner().info, keeps_state=changes.get("tokenizer") == "states")
+    monkeypatch.setattr(loading, "load_runner", lambda model, **options: SimpleNamespace(info=guesser))
     monkeypatch.setattr(configuration, "open_tokenizer", lambda source: object())
     info = replace(FakeRunner().info, **{"device": "cpu", "piece_invariant": True, "tokenizer": "large", **changes})
     with pytest.raises(InvalidArgument, match=message) as caught:

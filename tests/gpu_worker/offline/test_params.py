@@ -75,6 +75,8 @@ REFUSED = [
     (OfflineParams, {"constraint": REGEX, "beam_width": 2}, "constraint: not allowed beside beam_width"),
     (OfflineParams, {"guided_decoding": object()}, "guided_decoding=<object>: say what form outputs have"),
     (OfflineParams, {"logits_processors": [print]}, "logits_processors=<list>: no code of the caller"),
+    (OfflineParams, {"stop_token_ids": "1,2"}, "stop_token_ids: must be a list"),
+    (OfflineParams, {"stop": ["a", 7]}, "stop: entry 1 must be a string"),
     (OfflineParams, {"early_stopping": True}, "early_stopping=True: "),
     (OfflineParams, {"max_tokenz": 3}, r"SamplingParams has no option 'max_tokenz'; did you mean max_tokens\?"),
     (bad_beams, {"beam_width": 17}, "n: 17 is out of range"),
@@ -124,6 +126,7 @@ FORMS = [
     ({"choice": ["a", "b"]}, Constraint.choice(["a", "b"])),
     ({"grammar": "start: A"}, Constraint(Shape.LARK, "start: A")),
     ({"json_object": True}, Constraint(Shape.JSON_OBJECT)),
+    ({"structural_tag": {"a": 1}}, Constraint(Shape.STRUCTURAL_TAG, '{"a": 1}')),
 ]
 
 

@@ -62,7 +62,7 @@ def test_a_mistake_in_one_prompt_is_found_before_any_step(llm) -> None:
     for prompts in (["fine", [257]], ["fine", "y" * 600], ["fine", ""]):
         with pytest.raises(InvalidArgument, match=r"prompts\[1\]"):
             llm.embed(prompts, use_tqdm=False)
-    for params in (PoolingParams(dimensions=33), PoolingParams(pooling="cls")):
+    for params in (PoolingParams(dimensions=33), PoolingParams(pooling="cls"), 7):
         with pytest.raises(InvalidArgument):
             llm.embed("fine", pooling_params=params, use_tqdm=False)
     assert llm.engine.loop.times.num_steps == before

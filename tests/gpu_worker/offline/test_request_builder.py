@@ -56,6 +56,7 @@ BAD = [  # prompts, parameters, and what is said
     (["a"], SamplingParams(temperature=float("nan")), r"sampling_params\.temperature: nan"),
     (["a", "b"], [GREEDY, replace(GREEDY, top_p=2.0)], r"sampling_params\[1\]\.top_p: 2"),
     (["a", "b"], [GREEDY], r"sampling_params: 1 for 2 prompts"),
+    (["a", "b"], 7, "sampling_params: must be SamplingParams, or a list"),
     (["a", "b"], [GREEDY, {"n": 1}], r"sampling_params\[1\]: must be SamplingParams"),
 ]
 

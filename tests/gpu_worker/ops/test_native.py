@@ -93,3 +93,18 @@ def test_an_instruction_set_that_is_wrong_or_was_not_built_is_told_of(best: str,
     isas = [in_use, *([best] if best != "avx512" else [])]
     vars(extension).update(isa=lambda: in_use, best_isa=lambda: best, isas=lambda: isas, threads=lambda: 2)
     assert NativeCpuOps(extension).name == name
+
+
+@pytest.mark.skipif(native.load() is None, reason="the extension was not built")
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda made, x, weight: made.rms_norm(x, weight[0], 1e-6),
+        lambda made, x, weight: made.silu_and_mul(x),
+        lambda made, x, weight: made.linear(x, weight),
+        lambda made, x, weight: made.logits(x, weight),
+    ],
+)
+def test_numbers_without_kernels_are_computed_by_the_reference(call):
+    x, weight = torch.randn(3, 8, dtype=torch.float64), torch.randn(5, 8, dtype=torch.float64)
+    assert torch.equal(call(ops.choose_ops(torch.device("cpu")), x, weight), call(ReferenceOps(), x, weight))

@@ -21,6 +21,11 @@ def test_certificates_and_the_lines_that_use_them(capsys, tmp_path):
     assert "PRIVATE" not in said
     assert main(["cert", str(folder), "--days", "0"]) == 1
     assert "--days 0: must be 1" in capsys.readouterr().err
+    (folder / "router.crt").write_text("damaged")
+    assert not is_complete(folder)
+    (folder / "ca.key").write_text("damaged")
+    assert main(["cert", str(folder)]) == 1
+    assert "remove ca.crt and ca.key, or use another folder" in capsys.readouterr().err
 
 
 def test_a_key_is_printed_once(capsys, tmp_path):
@@ -33,7 +38,11 @@ def test_a_key_is_printed_once(capsys, tmp_path):
         keys[tenant] = printed["key"]
         assert printed["line"] in file.read_text().splitlines()
     assert file.stat().st_mode & 0o777 == 0o600
-    assert {ApiKeys(str(file)).find(key).tenant for key in keys.values()} == {"acme", "bolt"}
+    assert main(["key", "new", "cork", "--file", str(file), "--expires", "2w"]) == 0
+    told = [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()[:3]]
+    assert [name for name, _ in told] == ["key", "line", "until"]
+    keys["cork"] = told[0][1]
+    assert {ApiKeys(str(file)).find(key).tenant for key in keys.values()} == keys.keys()
     assert not any(key in file.read_text() for key in keys.values())
     assert main(["key", "new", "no such tenant"]) == 1
     assert "a tenant's name" in capsys.readouterr().err

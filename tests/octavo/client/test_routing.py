@@ -32,7 +32,7 @@ async def test_every_address_of_a_name_gets_calls():
 
 
 def test_an_endpoint_that_answers_again_is_foreign_no_more():
-    pool = EndpointPool("a:1,b:1")
+    pool = EndpointPool(["a:1", "b:1"])
     assert isinstance(pool.unreadable("b:1"), errors.Unreachable)
     pool.note_answer("b:1")
     assert isinstance(pool.unreadable("a:1"), errors.Unreachable)

@@ -11,8 +11,9 @@ from loras import write_files
 from safetensors.torch import load_file, save_file
 
 from octavo.model_files.lora_files import CONFIG, MAX_BYTES, MAX_HEADER, WEIGHTS, read_lora
+from octavo.model_files.lora_support import NO_LORA, LoraSupport, check_any
 from octavo.model_files.lora_tensors import LoraMatrix
-from octavo.request.errors import BadModel, NotFound, ServingError, TooLarge
+from octavo.request.errors import BadModel, NotFound, ServingError, TooLarge, Unimplemented
 
 LAYER = "base_model.model.model.layers.1.self_attn.q_proj.lora_"
 
@@ -178,6 +179,10 @@ def test_damaged_files_are_refused_and_crash_nothing(lora, tmp_path):
         with suppress(ServingError):
             read_lora(lora)
     (lora / WEIGHTS).write_bytes(whole)
+    save_file({}, lora / WEIGHTS)
+    with pytest.raises(BadModel, match="has no tensor"):
+        read_lora(lora)
+    (lora / WEIGHTS).write_bytes(whole)
     for text in ("", "[]", "{", "null", '{"peft_type": "LORA"}'):
         (lora / CONFIG).write_text(text)
         with pytest.raises(BadModel):
@@ -246,3 +251,14 @@ def test_a_number_that_is_none_is_refused_with_its_tensor(lora, dtype):
         save_file(good | {f"{LAYER}B.weight": b}, lora / WEIGHTS)
         with pytest.raises(BadModel, match=r"q_proj\.lora_B\.weight has numbers that are infinite or NaN"):
             read_lora(lora)
+
+
+def test_one_worker_that_takes_an_adapter_is_enough(lora):
+    files = read_lora(lora)
+    other = LoraSupport(num_layers=2, shapes={"k_proj": (4, 3), "up_proj": (4, 3)}, expert_layers=(0, 1))
+    with pytest.raises(BadModel, match="does not have: it has k_proj"):
+        check_any(files, [other, NO_LORA])
+    with pytest.raises(Unimplemented, match="takes no adapters"):
+        check_any(files, [NO_LORA, other])
+    for supports in ([], [other, LoraSupport(), NO_LORA]):
+        check_any(files, supports)

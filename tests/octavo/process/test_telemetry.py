@@ -9,6 +9,7 @@ import pytest
 from octavo.process import telemetry
 
 log = logging.getLogger("octavo.test")
+SAID = "what an exception says"
 
 
 @pytest.fixture
@@ -43,3 +44,18 @@ def test_json_lines_have_their_context(configured):
     assert "seq" not in lines[1]
     assert "request" not in lines[2]
     assert lines[0]["time"].endswith("Z")
+
+
+@pytest.mark.parametrize("form", ["human", "json"])
+def test_errors_are_found_in_lines_and_have_their_stacks(configured, form):
+    stream = configured(form)
+    log.warning("slow")
+    try:
+        raise ValueError(SAID)
+    except ValueError:
+        log.exception("it broke")
+    first, *rest = stream.getvalue().splitlines()
+    assert (telemetry.error_in(first), telemetry.error_in(rest[0])) == ("", "it broke")
+    assert "builtins.ValueError" in "\n".join(rest)
+    assert SAID not in stream.getvalue()
+    assert telemetry.error_in('{"no JSON') == ""

@@ -4,7 +4,7 @@ from operator import xor
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from octavo.request.ids import BlockHash, Incarnation
 from router.fleet.kv_index import HitCounts, KvChange, KvEvent, KvIndex
@@ -46,9 +46,10 @@ class WorkerTwin:
 
 
 def an_event():
-    changes = [KvChange.STORED, KvChange.DEMOTED, KvChange.REMOVED]
-    changed = st.builds(KvEvent, st.sampled_from(changes), SOME_BLOCKS.map(b"".join))
-    return changed | st.just(KvEvent(KvChange.CLEARED))
+    changes = [KvChange.DEMOTED, KvChange.STORED, KvChange.REMOVED, KvChange.CLEARED]
+    return st.builds(KvEvent, st.sampled_from(changes), SOME_BLOCKS.map(b"".join)).map(
+        lambda event: KvEvent(KvChange.CLEARED) if event.change is KvChange.CLEARED else event
+    )
 
 
 class KvIndexMachine(RuleBasedStateMachine):
@@ -57,12 +58,18 @@ class KvIndexMachine(RuleBasedStateMachine):
         self.index = KvIndex()
         self.twins: dict[Incarnation, WorkerTwin] = {}
 
+    @initialize(device=SOME_BLOCKS)
+    def begin(self, device):
+        """All workers are known: there is nothing to see of others."""
+        for worker in WORKERS:
+            self.snapshot(worker, device, BLOCKS[:2], 0)
+
     @rule(worker=A_WORKER, device=SOME_BLOCKS, host=SOME_BLOCKS, event_seq=st.integers(0, 9))
     def snapshot(self, worker, device, host, event_seq):
         self.twins[worker] = WorkerTwin(set(device), set(host), event_seq)
         self.index.apply_snapshot(worker, b"".join(device), b"".join(host), event_seq)
 
-    @rule(worker=A_WORKER, events=st.lists(an_event(), max_size=3))
+    @rule(worker=A_WORKER, events=st.lists(an_event(), min_size=4, max_size=9))
     def continue_in_order(self, worker, events):
         twin = self.twins.get(worker)
         if twin is None:
@@ -85,7 +92,7 @@ class KvIndexMachine(RuleBasedStateMachine):
         if twin is not None:
             assert not self.index.apply_events(worker, [], twin.event_seq, twin.digest() ^ 1)
 
-    @rule(worker=A_WORKER, events=st.lists(an_event(), max_size=3))
+    @rule(worker=A_WORKER, events=st.lists(an_event(), min_size=4, max_size=9))
     def change_files(self, worker, events):
         events = [event for event in events if event.change is not KvChange.DEMOTED]
         for event in events if worker in self.twins else ():

@@ -1,12 +1,16 @@
 """What would change an answer is refused by the name of its field, in the bodies of all three APIs for chats."""
 
+import functools
 import json
 
 import pytest
 
 from octavo.request.errors import InvalidArgument
+from router.http import requests
 from router.http.bodies.chat_body import read_chat
+from router.http.bodies.completion_body import read_completion
 from router.http.messages.message_body import read_message
+from router.http.responses import stored_endpoint
 from router.http.responses.response_body import read_response
 
 HI = [{"role": "user", "content": "Hi"}]
@@ -16,6 +20,7 @@ OF_RESPONSES = {"type": "function", "name": "weather", "parameters": {"type": "o
 NAMED = {"type": "function", "function": {"name": "x"}}
 REGEX = {"structured_outputs": {"regex": "a"}}
 DEEP = json.loads("[" * 40 + "]" * 40)
+DEEPEST = functools.reduce(lambda inner, _: [inner], range(100_000), [])
 
 
 def said(*parts, role="user"):
@@ -53,10 +58,28 @@ CHAT = [
     ({"chat_template_kwargs": [1]}, "chat_template_kwargs"),
     ({"chat_template_kwargs": {"x": "y" * (16 << 10)}}, "chat_template_kwargs"),
     ({"chat_template_kwargs": {"x": DEEP}}, "chat_template_kwargs"),
+    ({"chat_template_kwargs": {"x": DEEPEST}}, "chat_template_kwargs"),
     ({"include_reasoning": "no"}, "include_reasoning"),
+    ({"structured_outputs": {"json_object": 1}}, "structured_outputs.json_object"),
+    ({"structured_outputs": {"json": {"x": "\ud800"}}}, "structured_outputs.json"),
+    ({"structured_outputs": {"json": {"properties": {"x": DEEPEST}}}}, "structured_outputs.json"),
+    ({"bad_words": 7}, "bad_words"),
+    ({"logit_bias": [1]}, "logit_bias"),
+    ({"logit_bias": {"5": "x"}}, "logit_bias"),
+    (
+        {"tools": [{"type": "function", "function": {"name": "x", "parameters": DEEPEST}}]},
+        "tools[0].function.parameters",
+    ),
+    ({"messages": [{"role": "assistant", "tool_calls": [{"id": "c"}]}]}, "messages[0].tool_calls[0].function"),
 ]
 MESSAGES = [
     ({"max_tokens": None}, "max_tokens"),
+    ({"stop_sequences": [""]}, "stop_sequences[0]"),
+    ({"system": "\ud800"}, "system"),
+    (said({"type": "image", "source": {"type": "file"}}), "messages[0].content[0].source.type"),
+    (said({"type": "image", "source": {"type": "base64", "data": "eA=="}}), "messages[0].content[0].source.media_type"),
+    (said({"type": "image", "source": {"type": "url"}}), "messages[0].content[0].source.url"),
+    ({"tool_choice": {"type": "some"}}, "tool_choice.type"),
     (said({"type": "image"}), "messages[0].content[0].source"),
     (said({"type": "tool_use"}), "messages[0].content[0]"),
     (said("x", role="robot"), "messages[0].role"),
@@ -81,16 +104,25 @@ RESPONSES = [
     ({"input": [{"type": "web_search_call"}]}, "input[0].type"),
     ({"input": said({"type": "input_image"})["messages"]}, "input[0].content[0].image_url"),
     ({"input": said({"type": "input_image", "file_id": "f"})["messages"]}, "input[0].content[0].file_id"),
+    ({"input": said({"type": "input_image", "detail": "fine"})["messages"]}, "input[0].content[0].detail"),
+    ({"input": said({"type": "refusal", "refusal": 7})["messages"]}, "input[0].content[0].refusal"),
     ({"input": [{"role": "robot", "content": "x"}]}, "input[0].role"),
+    ({"input": [{"role": "user", "content": "x", "id": "i" * 129}]}, "input[0].id"),
+    ({"input": [{"type": "reasoning", "content": 7}]}, "input[0].content"),
     ({"input": [{"type": "function_call", "call_id": "c", "name": "f"}]}, "input[0].arguments"),
     ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+    ({"tools": [7]}, "tools[0]"),
     ({"tools": [OF_RESPONSES], "tool_choice": {"type": "file_search"}}, "tool_choice"),
+    ({"tools": [OF_RESPONSES], "tool_choice": {"type": "function", "name": "x"}}, "tool_choice"),
+    ({"tools": [OF_RESPONSES], "tool_choice": {"type": "allowed_tools", "tools": [{"name": "x"}]}}, "tool_choice"),
     ({"tool_choice": "required"}, "tool_choice"),
     ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
     ({"text": {"format": {"type": "json_object"}}, **REGEX}, "text.format.type"),
+    ({"text": {"format": {"type": "json_schema", "schema": 3}}}, "text.format.schema"),
     ({"truncation": "auto"}, "truncation"),
     ({"background": True, "store": False}, "background"),
     ({"metadata": {"a": 1}}, "metadata.a"),
+    ({"metadata": {"a" * 65: "x"}}, "metadata"),
     ({"conversation": "c"}, "conversation"),
     ({"n": 2}, "n"),
     ({"mood": 1}, "mood"),
@@ -104,6 +136,7 @@ RESPONSES = [
         (read_chat, {"messages": HI}, CHAT),
         (read_message, {"messages": HI, "max_tokens": 3}, MESSAGES),
         (read_response, {"input": "x"}, RESPONSES),
+        (read_completion, {"prompt": "x"}, [({"echo": True, "best_of": 2, "stream": True}, "echo")]),
     ],
 )
 def test_what_would_change_the_answer_is_refused(read, usual, rows):
@@ -111,3 +144,26 @@ def test_what_would_change_the_answer_is_refused(read, usual, rows):
         with pytest.raises(InvalidArgument) as caught:
             read(usual | more)
         assert caught.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("read", "refused", "field"),
+    [
+        *((requests.query_of, text, "query") for text in (b"&" * 99, b"echo=1&echo=0", b"mood=1")),
+        *((stored_endpoint.query_of, text, field) for text, field in ((b"&" * 99, "query"), (b"mood=1", "mood"))),
+        (stored_endpoint.query_of, b"stream=maybe", "stream"),
+    ],
+)
+def test_a_query_is_refused_as_a_body_is(read, refused, field):
+    with pytest.raises(InvalidArgument) as caught:
+        read({"query_string": refused})
+    assert caught.value.field == field
+
+
+def test_places_in_lists_and_streams_are_refused_by_name():
+    for place in ("9" * 10, "1,-1", "no token"):
+        with pytest.raises(InvalidArgument, match=r"^after: "):
+            requests.attach_request("r", place)
+    for query, field in (({"order": "up"}, "order"), ({"limit": "101"}, "limit"), ({"limit": "x"}, "limit")):
+        with pytest.raises(InvalidArgument, match=f"^{field}: "):
+            stored_endpoint.listed([], query)

@@ -97,6 +97,23 @@ async def test_who_leaves_or_runs_out_of_time_leaves_nothing(world):
     assert isinstance(await error_of(stub.Embed(request())), errors.NoWorkers), "without a worker it is refused at once"
 
 
+async def test_a_worker_refuses_prompts_one_by_one_and_ends_calls_as_it_ends(world):
+    await world.start(1, step_s=0.05, max_batch_tokens=64, max_batch_sequences=8)
+    (link,), (worker,) = world.routers[0].pool.links.values(), world.workers
+
+    async def asked(prompts):
+        stream = link.pool(prompts, LAST, salt="", priority=3, deadline_in_ms=0)
+        return {each.index: each.failure is None async for vectors in stream for each in vectors}
+
+    assert await asked([[1] * 20_000, [5, 7], []]) == {0: False, 1: True, 2: False}
+    left = asyncio.create_task(asked(PROMPTS))
+    await world.until(lambda: worker.workload.sequences)
+    worker.vectors.close()
+    with pytest.raises(errors.Draining, match="ask another one for the rest"):
+        await left
+    await world.until(lambda: not (worker.workload.sequences or worker.vectors.num_open))
+
+
 async def test_what_is_wrong_is_refused_by_its_field(world):
     await world.start(1)
     stub = world.stub()
@@ -105,6 +122,7 @@ async def test_what_is_wrong_is_refused_by_its_field(world):
         (request([[1], []]), "inputs[1]"),
         (request([[1] * 8192]), "inputs[0]"),
         (request([[1] * 8000] * 140), "inputs"),
+        (request([[1]], dimensions=0), "dimensions"),
         (request([[1]], dimensions=17), "dimensions"),
         (request([[1]], pooling=7), "pooling"),
         (inference_pb2.EmbedRequest(inputs=[inference_pb2.EmbedInput()]), "inputs[0]"),

@@ -145,6 +145,13 @@ def test_an_output_has_one_form():
     assert as_json == calls_grammar(division, {}, None)  # the schema is of an answer, and none comes
     with pytest.raises(InvalidArgument, match="regex"):
         calls_grammar(division, {}, Constraint(Shape.REGEX, "a*"))
+    for form, what in ((None, "nobody knows"), (BY_NAME["gemma4"], "cannot be forced")):
+        with pytest.raises(InvalidArgument, match=what):
+            calls_grammar(Division(division.tools, form, None), {}, None)
+    free, odd = read_choice("auto", SCHEMAS, True, ["stop"]), AskedTools({"find": {"required": ["a"]}})
+    for tools, form in ((free, "llama3_json"), (odd, "glm")):  # JSON alone binds it: no grammar has both
+        assert not calls_grammar(Division(tools, BY_NAME[form], None), {}, Constraint(Shape.JSON_OBJECT))
+    assert calls_grammar(Division(free, DEFAULT, None), {}, None) == strict_grammar(free, DEFAULT, {})
     division = Division(None, None, REASONING["think"], begins_inside=True)
     grammar = calls_grammar(division, {}, Constraint(Shape.JSON_SCHEMA, '{"enum": [7]}'))
     text = Writer(grammar).write(random.Random(2), "So {it} is.</think>\n\n")

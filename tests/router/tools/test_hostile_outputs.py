@@ -82,6 +82,25 @@ def test_odd_schemas_leave_values_as_texts_and_force_no_call():
             read_choice({"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": []}}, {"f": ""}, True)
 
 
+@pytest.mark.parametrize(
+    ("reader", "text"),
+    [
+        *((json_calls, text) for text in ("  ", "7", '{"name": "f", "arguments": "[1]"}', "[" * 100_000)),
+        *((python_calls, text) for text in ("f(a={**b})", "f(a={[1]: 2})", "f(1)", f"f(a='{'x' * (1 << 16)}')")),
+        (xml_calls, "<function>"),
+    ],
+)
+def test_what_is_no_call_is_said_so(reader, text):
+    with pytest.raises(ValueError, match=r"."):
+        reader(text, {})
+
+
+def test_several_calls_and_missing_values_are_read():
+    assert [call.name for call in json_calls('[{"name": "f"}, {"name": "g"}]', {})] == ["f", "g"]
+    said = "f<arg_key>a</arg_key><arg_key>b</arg_key><arg_value>1</arg_value>"
+    assert [json.loads(call.arguments) for call in keyed_calls(said, {})] == [{"b": "1"}]
+
+
 def test_deep_values_are_no_calls():
     with pytest.raises(ValueError, match="deep"):
         json_calls(json.dumps({"name": "f", "arguments": f'{{"a":{DEEP}}}'}), {})

@@ -19,7 +19,8 @@ STOP_S = 40.0
 
 
 class Up:
-    """One that is ready. `folder` is where its log goes; options may be numbers and paths."""
+    """One that is ready. `folder` is where its log goes; options may be numbers and paths. Without a `form` it says how
+    to talk to it, as to a person."""
 
     def __init__(
         self,
@@ -27,10 +28,11 @@ class Up:
         *options: object,
         state_dir: Path | None = None,
         environment: Mapping[str, str] | None = None,
+        form: str = "--json",
     ) -> None:
         self.state_dir = state_dir or folder / "state"
         log = folder / f"up-{len(list(folder.iterdir()))}.log"
-        command = self._command("up", "--grpc-port", 0, *options)
+        command = self._command("up", "--grpc-port", 0, *options, form=form)
         self.process = Process("up", command, log, ROOT, environment)
         self.process.start()
         try:
@@ -45,7 +47,8 @@ class Up:
 
     def _ready(self) -> bool:
         assert self.process.running, self.process.tail()
-        return '"ready": true' in self.process.log.read_text()
+        text = self.process.log.read_text()
+        return '"ready": true' in text or text.endswith("Ctrl-C ends everything.\n")
 
     def run(self, *words: object) -> Any:
         """What another command prints, as JSON."""

@@ -82,6 +82,9 @@ def test_other_architectures_are_refused_by_name(load, tmp_path):
         load(write_bare(tmp_path / "model.gguf", "plamo", 1, {"token_embd": (8, 64)}))
     with pytest.raises(BadModel, match="has 8 experts"):
         load(write_bare(tmp_path / "experts.gguf", "qwen2", 1, {"token_embd": (8, 64)}, expert_count=8))
+    for name, layers, words in (("output", 1, "has no token_embd"), ("token_embd", 9, "9 layers in 1 tensors")):
+        with pytest.raises(BadModel, match=words):
+            load(write_bare(tmp_path / f"{name}.gguf", "qwen2", layers, {name: (8, 64)}))
 
 
 def test_half_of_the_factors_of_long_positions_is_refused(tiny, load, tmp_path):

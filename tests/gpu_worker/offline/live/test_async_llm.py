@@ -157,6 +157,8 @@ async def test_adapters_are_brought_kept_and_let_go_by_their_numbers(tmp_path):
     first, second, other = (LoRARequest(f"a{i}", i, str(write_small_lora(tmp_path / f"a{i}", i))) for i in (1, 2, 3))
     async with AsyncLLM(runner=WitnessRunner(), adapter_bytes=40) as llm:
         shelf = llm.llm.engine.shelf
+        assert await llm.get_tokenizer() is llm.llm.get_tokenizer()
+        assert llm.get_default_sampling_params() == llm.llm.get_default_sampling_params()
         assert await llm.add_lora(first)
         assert not await llm.add_lora(first)
         assert await llm.add_lora(second)  # the first one has gone

@@ -142,6 +142,16 @@ def test_an_adapter_that_waits_for_room_is_not_read_in_every_step(tmp_path, monk
     assert len(reads) <= 5
 
 
+def test_it_holds_adapters_and_a_tokenizer_as_those_around_it_do(tmp_path):
+    lora = LoRARequest("a", 1, str(write_small_lora(tmp_path / "a", 1)))
+    assert (lora.name, lora.adapter_id, lora.path) == ("a", 1, str(tmp_path / "a"))
+    with LLMEngine(runner=WitnessRunner()) as engine:
+        assert [engine.add_lora(lora) for _ in range(2)] == [True, False]
+        assert engine.pin_lora(1) and engine.list_loras() == {1}
+        assert [engine.remove_lora(1) for _ in range(2)] == [True, False]
+        assert engine.get_tokenizer() is engine.llm.get_tokenizer()
+
+
 def test_those_that_wait_outside_come_in_by_their_priority():
     engine = with_queue_of(1, scheduling_policy="priority")
     for place in range(6):

@@ -90,3 +90,10 @@ async def test_notices_reach_the_attached_router(bench, new):
 
 async def test_processes_share_secrets(bench):
     assert await bench.store.secret("x") == await bench.another().secret("x") != await bench.store.secret("y")
+
+
+async def test_models_are_described_for_who_meets_no_worker(bench):
+    assert await bench.store.model_descriptions() == {}
+    for name, description in (("a", b"1"), ("b", b"\xff"), ("a", b"")):
+        await bench.store.describe_model(name, description)
+    assert await bench.another().model_descriptions() == {"a": b"", "b": b"\xff"}

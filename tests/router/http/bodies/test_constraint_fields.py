@@ -7,12 +7,25 @@ FORM = {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}}
 FORMAT = {"type": "json_schema", "name": "a", "schema": SCHEMA}
 MESSAGE_FORMAT = {"type": "json_schema", "schema": SCHEMA}
 TOOL = {"type": "function", "function": {"name": "a", "parameters": SCHEMA, "strict": True}}
+TAG = {"begin": "<a>", "schema": SCHEMA, "end": "</a>"}
 REFUSED = [
     ("chat/completions", {**CHAT, "response_format": FORM}, "response_format.json_schema.schema"),
     ("completions", {**TEXT, "response_format": FORM}, "response_format.json_schema.schema"),
     ("completions", {"prompt": ["Hi", "Ho"], "response_format": FORM}, "response_format.json_schema.schema"),
     ("completions", {**TEXT, "structured_outputs": {"json": SCHEMA}}, "structured_outputs.json"),
     ("chat/completions", {**CHAT, "structured_outputs": {"regex": "(a"}}, "structured_outputs.regex"),
+    *(
+        ("chat/completions", {**CHAT, "response_format": {"type": "structural_tag", **tags}}, "response_format")
+        for tags in (
+            {"structures": [{"begin": "<a>"}], "triggers": ["<a"]},
+            {"structures": [TAG], "triggers": ["<b"]},
+        )
+    ),
+    (
+        "chat/completions",
+        {**CHAT, "structured_outputs": {"structural_tag": {"structural_tag": {"structures": [TAG], "triggers": []}}}},
+        "structured_outputs.structural_tag",
+    ),
     ("chat/completions", {**CHAT, "tools": [TOOL], "tool_choice": "required"}, "tools"),
     ("responses", {"input": "Hi", "text": {"format": FORMAT}}, "text.format.schema"),
     ("messages", {**CHAT, "max_tokens": 9, "output_config": {"format": MESSAGE_FORMAT}}, "output_config.format.schema"),
@@ -26,5 +39,5 @@ async def test_a_refused_form_is_named_as_the_body_has_it(templates, post):
         said = answer.object["error"]["message"]
         assert said.startswith(f"{field}: ")
         assert "constraint" not in said
-        if "regex" not in field and field != "tools":
+        if field.endswith(("schema", "json")):
             assert '"uniqueItems"' in said and said.endswith("in properties.tags")

@@ -75,6 +75,7 @@ WRONG = [
     ("/v1/embeddings", {"input": "x", "dimensions": 17}, "dimensions"),
     ("/v1/embeddings", {"input": "x", "dimensions": 0}, "dimensions"),
     ("/v1/embeddings", {"input": "x", "encoding_format": "int8"}, "encoding_format"),
+    ("/v1/embeddings", {"input": "x", "pooling": "first"}, "pooling"),
     ("/v1/embeddings", {"input": "x", "truncate_prompt_tokens": 5}, "truncate_prompt_tokens"),
     ("/v1/embeddings", {"input": "\ud800"}, "input"),
     ("/rerank", {"documents": ["a"]}, "query"),
