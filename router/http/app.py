@@ -26,6 +26,7 @@ from router.http.paths.adapters import AdapterEndpoint
 from router.http.paths.other_paths import instead_of
 from router.http.paths.several_answers import SeveralAnswers
 from router.http.paths.text_calls import TextCall, TokenizerInfoEndpoint, VersionEndpoint, detokenize, tokenize
+from router.http.paths.transcriptions import TranscriptionEndpoint
 from router.http.reply import Reply
 from router.http.requests import RequestEndpoint
 from router.http.responses.create_endpoint import CreateEndpoint
@@ -102,6 +103,7 @@ class OpenAiApp:
                 Route("/v1/chat/completions", NewAnswer(service, read_chat, ChatFormat), methods=["POST"]),
                 Route("/v1/messages", MessageEndpoint(service), methods=["POST"]),
                 Route("/v1/messages/count_tokens", MessageEndpoint(service, counts_only=True), methods=["POST"]),
+                Route("/v1/audio/transcriptions", TranscriptionEndpoint(service), methods=["POST"]),
                 Route("/v1/responses", CreateEndpoint(service), methods=["POST"]),
                 *(
                     Route(f"/v1/responses/{{response_id}}/{what}", StoredEndpoint(service, what), methods=[method])

@@ -25,6 +25,14 @@ def refuse_encoded(field: str, model: ServedModel) -> None:
         raise InvalidArgument(field, f"{model.name} encodes prompts whole, and none begins with another: leave it out")
 
 
+def refuse_unspoken(request: inference_pb2.GenerateRequest, model: ServedModel) -> bool:
+    """Whether the prompt is speech. Raises InvalidArgument if it is not, for a model that hears nothing else."""
+    field: str | None = request.WhichOneof("input")
+    if model.encoder.speech is not None and field not in ("speech", None):
+        raise InvalidArgument(field, f"{model.name} writes down what it hears: send speech, or ask another model")
+    return field == "speech"
+
+
 def with_beginning(token_ids: list[int], request: Prompted, model: ServedModel) -> list[int]:
     """A text without the tokens that stand before each text of the model, or a chat with them, as the client says."""
     match request.WhichOneof("input"), request.add_special_tokens:
