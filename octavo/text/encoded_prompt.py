@@ -18,6 +18,7 @@ from octavo.request.sampling import SamplingParams
 
 DIGEST_BYTES = 16
 TRANSCRIBE = "transcribe"
+NAME_LANGUAGE = "language"  # the task of which the output is the token of a language
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +36,10 @@ class SpeechSupport:
     def start_of(self, language: str, task: str, previous: Sequence[int], field: str) -> list[int]:
         """The tokens by which the decoder starts. Raises InvalidArgument for what the model does not know."""
         before = [self.previous, *previous[-self.max_previous :]] if previous else []
+        if task == NAME_LANGUAGE and self.languages:
+            if language or previous:
+                raise InvalidArgument(f"{field}.task", "asks which language it is: send the sound alone")
+            return [self.start]
         if not self.languages:
             if language not in ("", "en") or task not in ("", TRANSCRIBE):
                 raise InvalidArgument(
@@ -56,6 +61,8 @@ class SpeechSupport:
         wanted = [set(self.languages.values()), set(self.tasks.values())] if self.languages else []
         is_known = len(named) == len(wanted) + 1 and named[-1] == self.no_timestamps
         is_known = is_known and all(token in known for token, known in zip(named, wanted, strict=False))
+        if not named and not before and self.languages and place < len(tokens):
+            return  # it is asked for the language
         if before and not (before[0] == self.previous and 1 < len(before) <= self.max_previous + 1):
             is_known = False
         if not is_known:

@@ -39,6 +39,7 @@ from router.streaming.inference_service import InferenceService
 
 RERANK_PATHS = ("/rerank", "/v1/rerank", "/v2/rerank")
 SCORE_PATHS = ("/score", "/v1/score")
+FORM_PATHS = ("/v1/audio/transcriptions",)  # of which a body is a form
 
 
 class ModelEndpoint:
@@ -103,7 +104,7 @@ class OpenAiApp:
                 Route("/v1/chat/completions", NewAnswer(service, read_chat, ChatFormat), methods=["POST"]),
                 Route("/v1/messages", MessageEndpoint(service), methods=["POST"]),
                 Route("/v1/messages/count_tokens", MessageEndpoint(service, counts_only=True), methods=["POST"]),
-                Route("/v1/audio/transcriptions", TranscriptionEndpoint(service), methods=["POST"]),
+                *(Route(path, TranscriptionEndpoint(service), methods=["POST"]) for path in FORM_PATHS),
                 Route("/v1/responses", CreateEndpoint(service), methods=["POST"]),
                 *(
                     Route(f"/v1/responses/{{response_id}}/{what}", StoredEndpoint(service, what), methods=[method])

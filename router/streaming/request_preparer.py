@@ -34,6 +34,7 @@ from router.streaming.prompts.prefixed import with_prefix
 from router.streaming.prompts.prompt_ends import (
     check_truncation,
     encoded_text,
+    naming_language,
     refuse_encoded,
     refuse_unspoken,
     truncated,
@@ -96,7 +97,7 @@ class RequestPreparer:
         self._pictures.check_chat(request.chat, model)
         if params.stop and not model.tokenizer.has_text:
             raise no_tokenizer("send stop_token_ids instead of stop")
-        params = without_words(params, request.bad_words, model)
+        params = without_words(naming_language(params, request, model), request.bad_words, model)
         try:
             params = with_thinking_marks(params, model.tokenizer)
         except InvalidArgument as error:

@@ -185,9 +185,13 @@ class EncoderDecoder(TransformersDecoder):
                 use_cache=False,
             )
         logits: Tensor = result.logits[0]
+        self._refuse(logits, batch.token_ids[rows])
+        return logits
+
+    def _refuse(self, logits: Tensor, last: Tensor) -> None:
+        """Keeps out what the model never generates, and what it does not after its `last` tokens, one for each row."""
         if len(self._refused):
             logits[:, self._refused] = -torch.inf
-        return logits
 
     def states(self, forwarded: Tensor, first: int) -> Tensor:
         raise RuntimeError(f"{self.name}: hidden states of an encoder-decoder are not read")

@@ -18,7 +18,7 @@ from transformers import AutoModelForSpeechSeq2Seq
 from gpu_worker.models.through_transformers.encoder_decoder import EncoderDecoder, running_as
 from gpu_worker.models.through_transformers.encoder_step import Encoding
 from gpu_worker.models.through_transformers.log_mel import HOP, WINDOW, log_mel
-from gpu_worker.ops import Ops, TokenBatch
+from gpu_worker.ops import Ops
 from octavo.model_files.json_file import read_json
 from octavo.pictures.support import RATE, SAMPLES_PER_POSITION, PictureSupport
 from octavo.request.errors import BadModel, InvalidArgument
@@ -76,7 +76,7 @@ class SpeechDecoder(EncoderDecoder):
         super().__init__(model, ops, device, context_tokens)
         self.encode = None
         speech = cast("SpeechSupport", self.encoder_support.speech)
-        self._no_timestamps = speech.no_timestamps
+        self._start, self._no_timestamps = speech.start, speech.no_timestamps
         self.picture_support = PictureSupport(
             refusal="", token_id=speech.placeholder, cell=1, num_positions=self.encoder_support.max_encoded
         )
@@ -116,12 +116,15 @@ class SpeechDecoder(EncoderDecoder):
         )
         return EncoderSupport(start=(start,), max_encoded=positions, max_output=most, speech=speech), positions + most
 
-    def forward(self, batch: TokenBatch, kv: Any, rows: Tensor) -> Tensor:
-        logits = super().forward(batch, kv, rows)
-        first = (batch.token_ids[rows] == self._no_timestamps).nonzero()
-        if len(self._refused_first) and len(first):
-            logits[first, self._refused_first] = -torch.inf
-        return logits
+    def _refuse(self, logits: Tensor, last: Tensor) -> None:
+        """After the first token of all comes a language, of which Transformers refuses none."""
+        for tokens, where in (
+            (self._refused, last != self._start),
+            (self._refused_first, last == self._no_timestamps),
+        ):
+            rows = where.nonzero()
+            if len(tokens) and len(rows):
+                logits[rows, tokens] = -torch.inf
 
     def _encoded_to_check(self) -> tuple[list[int], Tensor]:
         count = self.encoder_support.max_encoded

@@ -1,6 +1,5 @@
 """POST /v1/audio/transcriptions: a sound, and how what is said there is written down."""
 
-from octavo.request.errors import InvalidArgument
 from octavo.request.ids import new_request_id
 from octavo.v1 import inference_pb2
 from router.http.bodies.common_fields import AskedAnswer, read_common, read_max_tokens

@@ -3,7 +3,7 @@
 COMPLETIONS = "use /v1/completions"
 CHATS = "use /v1/chat/completions"
 TEXT_ALONE = "octavo takes text, pictures and speech, and makes text"
-TRANSCRIBED = "use /v1/audio/transcriptions, with the language that is spoken, and task: translate for English"
+TRANSCRIBED = "use /v1/audio/transcriptions, with task: translate"
 NO_FILES = "octavo keeps no files, batches or conversations; send each request by itself"
 GENERATES = "octavo serves models that generate text; there are /v1/completions and /v1/chat/completions"
 VECTORS = "use /v1/embeddings"

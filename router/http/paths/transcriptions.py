@@ -2,20 +2,23 @@
 
 import asyncio
 import json
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
+from octavo.request.errors import DeadlineExceeded
 from octavo.request.ids import new_request_id
+from octavo.text.encoded_prompt import NAME_LANGUAGE, SpeechSupport
 from octavo.v1 import inference_pb2, types_pb2
 from router.http.answer_format import DONE
 from router.http.answers import AnswerService, called, chosen_id, remaining_s, send_stream
 from router.http.bodies.common_fields import AskedAnswer
 from router.http.bodies.form_body import parse_form
 from router.http.bodies.json_body import header_of
-from router.http.bodies.transcription_body import FILE, FORMATS, read_transcription
+from router.http.bodies.transcription_body import FILE, FORMATS, ID_PREFIX, read_transcription
 from router.http.reply import Reply
 from router.streaming.inference_service import whole_answer
 from router.streaming.prompts.chat_threads import run_aside
@@ -57,12 +60,36 @@ class TranscriptionEndpoint:
         return found
 
     async def _answer(self, asked: AskedAnswer, shown: str, limit_s: float | None, reply: Reply) -> None:
+        await self.service.preparer.look_up(asked.request)
+        known, speech = self.service.preparer.find_model(asked.request).encoder.speech, asked.request.speech
+        if known is not None and known.languages and not speech.language and speech.task != NAME_LANGUAGE:
+            began = time.monotonic()
+            speech.language = await self._language_of(asked, known, limit_s)
+            limit_s = None if limit_s is None else max(0.001, limit_s - (time.monotonic() - began))
         try:
             async with self.service.open(asked, limit_s) as session:
                 await self._send(session, asked.stream, shown, reply)
         except asyncio.CancelledError:
             self.service.note_left(asked)
             raise
+
+    async def _language_of(self, asked: AskedAnswer, known: SpeechSupport, limit_s: float | None) -> str:
+        """The language that the model hears, by a request of its own. It is the same whenever it is asked."""
+        request = inference_pb2.GenerateRequest(request_id=ID_PREFIX + new_request_id()[2:])
+        request.speech.sound, request.speech.task = asked.request.speech.sound, NAME_LANGUAGE
+        request.sampling.temperature, request.priority = 0.0, asked.request.priority
+        if asked.request.HasField("model"):
+            request.model = asked.request.model
+        naming = AskedAnswer(request)
+        try:
+            async with self.service.open(naming, limit_s) as session:
+                found = (await whole_answer(session)).outputs[0].token_ids
+        except asyncio.CancelledError:
+            self.service.note_left(naming)
+            raise
+        if not found:
+            raise DeadlineExceeded("the deadline passed before the language was known: say it, or give more time")
+        return next(name for name, token in known.languages.items() if token == found[0])
 
     async def _send(self, session: Session, stream: bool, shown: str, reply: Reply) -> None:
         form = TranscriptionFormat(session.model.pictures.num_positions)

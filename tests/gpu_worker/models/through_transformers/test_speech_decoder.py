@@ -73,6 +73,22 @@ def test_sounds_get_the_tokens_of_generate(tiny, load):
     assert all(tokens[0] not in range(110, 200) for tokens in asked.values()), "what does not begin an output"
 
 
+def test_a_language_is_named_as_transformers_names_it(tiny, load):
+    """Whatever is never to come otherwise: here it is all but two tokens, which are no languages."""
+    tiny.model.generation_config.suppress_tokens, usual = [*range(3, 272)], tiny.model.generation_config.suppress_tokens
+    tiny.model.save_pretrained(tiny.directory.parent / "silent")
+    tiny.model.generation_config.suppress_tokens = usual
+    runner, found = load(tiny.directory.parent / "silent"), {}
+    engine = engine_of(runner, max_batch_tokens=32)
+    naming = replace(GREEDY, max_tokens=1, allowed_token_ids=(EN, DE))
+    for seed in (10, 11):
+        samples = said(0.6, seed)
+        engine.admit(f"s{seed}", prompt_of(runner, "", "language"), naming, **heard(runner, samples))
+        found[f"s{seed}.0"] = tiny.model.detect_language(input_features=tiny.features(samples)).tolist()
+    engine.finish(10_000)
+    assert engine.tokens == found and len(set(map(tuple, found.values()))) == 2
+
+
 def test_what_was_said_before_is_heard(tiny, load):
     """As Transformers has it, of which the last tokens count."""
     runner, samples = load(tiny.directory), said(0.6, 4)

@@ -1,11 +1,11 @@
-"""Transcriptions over HTTP: the text of what a small Whisper hears, streams of it, and what is refused, by its field."""
+"""Transcriptions over HTTP: the text of what a small Whisper hears, streams of it, and what is refused by its field."""
 
 import json
 import random
 
 import openai
 import pytest
-from spoken_types import DE, EN, LETTERS, NO_TIMES, POSITIONS, START, TRANSCRIBE, TRANSLATE, TinySpeech, said, wav
+from spoken_types import DE, EN, LETTERS, POSITIONS, TinySpeech, said, wav
 
 from gpu_worker.running.loading import load_runner
 from octavo.pictures.picture import parse_pictures
@@ -13,7 +13,7 @@ from octavo.pictures.picture import parse_pictures
 PATH, EDGE = "/v1/audio/transcriptions", "edge-of-a-part"
 SAMPLES = said(0.8)
 SOUND = wav(SAMPLES)
-GOOD = {"language": "de", "max_tokens": 20, "ignore_eos": True}
+GOOD = {"language": "de", "max_tokens": 20, "ignore_eos": "true"}
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +26,7 @@ def tiny(tmp_path_factory):
 @pytest.fixture
 async def hearing(world, tiny):
     runner = load_runner(str(tiny.directory), kv_cache_bytes=1 << 22, block_size=8, swap_bytes=0)
-    await world.start([runner], 1, router={"unknown_fields": "refuse"})
+    await world.start([runner], 1, router={"http_unknown_fields": "refuse"})
     return world
 
 
@@ -74,17 +74,33 @@ async def test_the_text_is_that_of_transformers(hearing, tiny, ask):
     assert refused.value.param == "file" and "is MP3, and WAV is read" in refused.value.message
 
 
-async def test_fields_say_how_the_decoder_starts(hearing, ask):
-    prompts = []
+async def test_fields_say_how_the_decoder_starts(hearing, tiny, ask):
+    found = []
     for more in ({}, {"language": "EN"}, {"task": "translate"}, {"prompt": "1"}):
-        answer = await ask(**{**GOOD, **more, "request_id": f"r{len(prompts)}"})
+        answer = await ask(**{**GOOD, **more, "request_id": f"r{len(found)}"})
         assert answer.status == 200, answer.body
-        entry = hearing.entry(f"r{len(prompts)}")
-        assert parse_pictures(entry.record.pictures)[0].columns == POSITIONS
-        prompts.append(list(entry.prompt)[POSITIONS:])
-    assert prompts[:3] == [[START, DE, TRANSCRIBE, NO_TIMES], [START, EN, TRANSCRIBE, NO_TIMES],
-                           [START, DE, TRANSLATE, NO_TIMES]]  # fmt: skip
-    assert prompts[3][1:3] == [*b" 1"] and prompts[3][3:] == prompts[0]
+        record = hearing.entry(f"r{len(found)}").record
+        assert parse_pictures(record.pictures)[0].columns == POSITIONS
+        found.append((answer.object["text"], record.prompt_len - POSITIONS))
+    told = [
+        tiny.generate(SAMPLES, 20, **each) for each in ({"language": "de"}, {}, {"language": "de", "task": "translate"})
+    ]
+    assert found[:3] == [("".join(map(chr, each)).strip(), 4) for each in told]
+    assert found[3][1] == 7 and len({text for text, _ in found}) == 4
+
+
+async def test_a_language_that_is_left_out_is_that_which_transformers_hears(hearing, tiny, ask):
+    heard = set()
+    for seed in (10, 11):
+        samples = said(0.6, seed)
+        [token] = tiny.model.detect_language(input_features=tiny.features(samples)).tolist()
+        language = {EN: "en", DE: "de"}[token]
+        left_out = await ask(wav(samples), **{**GOOD, "language": ""})
+        assert left_out.object["text"] == (await ask(wav(samples), **{**GOOD, "language": language})).object["text"]
+        named = await ask(wav(samples), task="language")
+        assert named.object["text"] == f"<|{language}|>"
+        heard.add(language)
+    assert len(heard) == 2
 
 
 async def test_what_is_wrong_is_named_as_the_form_has_it(ask):
@@ -93,7 +109,7 @@ async def test_what_is_wrong_is_named_as_the_form_has_it(ask):
         ({"sound": b""}, "file", "has no bytes"),
         ({"sound": SOUND[:999]}, "file", "send the whole file"),
         ({"sound": wav(said(1.1))}, "file", "hears 1 s at once"),
-        ({"language": ""}, "language", "is missing; name one of de, en"),
+        ({"task": "language"}, "task", "send the sound alone"),
         ({"language": "fr"}, "language", "there is no 'fr'"),
         ({"task": "sing"}, "task", "there is no 'sing'"),
         ({"model": "other"}, "model", "no model 'other'"),
@@ -115,8 +131,7 @@ async def test_what_is_wrong_is_named_as_the_form_has_it(ask):
 async def test_bodies_that_are_no_form_are_refused(ask, call):
     whole = form(**GOOD)
     for body, kind, what in (
-        (b"{}", "application/json", "multipart/form-data"),
-        (b"{}", "multipart/form-data", "with a boundary"),
+        (b"{}", "multipart/form-data; charset=utf-8", "with a boundary"),
         (b"", f"multipart/form-data; boundary={EDGE}", "no form"),
         (whole[:-9], f"multipart/form-data; boundary={EDGE}", "is cut"),
         (whole, "multipart/form-data; boundary=other", "no form"),
@@ -127,6 +142,7 @@ async def test_bodies_that_are_no_form_are_refused(ask, call):
     ):
         answer = await ask(body=body, kind=kind)
         assert (answer.status, what in answer.error["message"]) == (400, True), answer.body
+    assert (await ask(body=b"{}", kind="application/json")).status == 415
     large = await call("POST", PATH, form(bytes(5 << 20)), content_type=f"multipart/form-data; boundary={EDGE}")
     assert large.status == 413
     rng = random.Random(1)
