@@ -349,7 +349,7 @@ class ListModelsResponse(_message.Message):
     def __init__(self, models: _Optional[_Iterable[_Union[Model, _Mapping]]] = ..., schema_revision: _Optional[int] = ...) -> None: ...
 
 class Model(_message.Message):
-    __slots__ = ("name", "fingerprint", "context_tokens", "vocab_size", "defaults", "limits", "has_chat_template", "num_workers", "aliases", "has_tokenizer")
+    __slots__ = ("name", "fingerprint", "context_tokens", "vocab_size", "defaults", "limits", "has_chat_template", "num_workers", "aliases", "has_tokenizer", "takes_speech")
     NAME_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     CONTEXT_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -360,6 +360,7 @@ class Model(_message.Message):
     NUM_WORKERS_FIELD_NUMBER: _ClassVar[int]
     ALIASES_FIELD_NUMBER: _ClassVar[int]
     HAS_TOKENIZER_FIELD_NUMBER: _ClassVar[int]
+    TAKES_SPEECH_FIELD_NUMBER: _ClassVar[int]
     name: str
     fingerprint: str
     context_tokens: int
@@ -370,7 +371,8 @@ class Model(_message.Message):
     num_workers: int
     aliases: _containers.RepeatedScalarFieldContainer[str]
     has_tokenizer: bool
-    def __init__(self, name: _Optional[str] = ..., fingerprint: _Optional[str] = ..., context_tokens: _Optional[int] = ..., vocab_size: _Optional[int] = ..., defaults: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., has_chat_template: bool = ..., num_workers: _Optional[int] = ..., aliases: _Optional[_Iterable[str]] = ..., has_tokenizer: bool = ...) -> None: ...
+    takes_speech: bool
+    def __init__(self, name: _Optional[str] = ..., fingerprint: _Optional[str] = ..., context_tokens: _Optional[int] = ..., vocab_size: _Optional[int] = ..., defaults: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., has_chat_template: bool = ..., num_workers: _Optional[int] = ..., aliases: _Optional[_Iterable[str]] = ..., has_tokenizer: bool = ..., takes_speech: bool = ...) -> None: ...
 
 class Limits(_message.Message):
     __slots__ = ("max_message_bytes", "max_n", "max_logprobs", "max_stop", "max_stop_bytes", "max_logit_bias")

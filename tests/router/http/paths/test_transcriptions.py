@@ -8,7 +8,9 @@ import pytest
 from spoken_types import DE, EN, LETTERS, POSITIONS, TinySpeech, said, wav
 
 from gpu_worker.running.loading import load_runner
+from octavo.client import Speech
 from octavo.pictures.picture import parse_pictures
+from octavo.request.errors import InvalidArgument
 
 PATH, EDGE = "/v1/audio/transcriptions", "edge-of-a-part"
 SAMPLES = said(0.8)
@@ -72,6 +74,20 @@ async def test_the_text_is_that_of_transformers(hearing, tiny, ask):
         with pytest.raises(openai.BadRequestError) as refused:
             await client.audio.transcriptions.create(**{**asked, "file": ("a.mp3", b"ID3\x03" + bytes(99))})
     assert refused.value.param == "file" and "is MP3, and WAV is read" in refused.value.message
+
+
+async def test_the_sdk_gets_the_same_text(hearing, tiny):
+    client = hearing.client()
+    [model] = await client.models()
+    assert model.takes_speech
+    answer = await client.complete(Speech(SOUND, "de", "translate"), max_tokens=20, temperature=0.0, ignore_eos=True)
+    told = tiny.generate(SAMPLES, 20, language="de", task="translate")
+    assert list(answer.outputs[0].token_ids) == told and answer.text == "".join(map(chr, told))
+    for wrong, what in ((Speech("a"), "give bytes of a file"), (Speech(b"a", "\ud800"), "give bytes of a file")):
+        with pytest.raises(InvalidArgument, match=what):
+            await client.complete(wrong)
+    with pytest.raises(InvalidArgument, match="no text to tokenize"):
+        await client.tokenize(Speech(SOUND))
 
 
 async def test_fields_say_how_the_decoder_starts(hearing, tiny, ask):
