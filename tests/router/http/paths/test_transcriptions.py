@@ -1,7 +1,10 @@
 """Transcriptions over HTTP: the text of what a small Whisper hears, streams of it, and what is refused by its field."""
 
+import asyncio
 import json
 import random
+import re
+from pathlib import Path
 
 import openai
 import pytest
@@ -12,6 +15,7 @@ from octavo.client import Speech
 from octavo.pictures.picture import parse_pictures
 from octavo.request.errors import InvalidArgument
 
+PAGE = Path(__file__).resolve().parents[4] / "docs/speech.md"
 PATH, EDGE = "/v1/audio/transcriptions", "edge-of-a-part"
 SAMPLES = said(0.8)
 SOUND = wav(SAMPLES)
@@ -88,6 +92,21 @@ async def test_the_sdk_gets_the_same_text(hearing, tiny):
             await client.complete(wrong)
     with pytest.raises(InvalidArgument, match="no text to tokenize"):
         await client.tokenize(Speech(SOUND))
+
+
+async def test_the_example_of_the_page_runs(hearing, tiny, tmp_path, monkeypatch, capsys):
+    code = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)[0]
+    router, name = hearing.routers[0], hearing.runners[0].info.model
+    for there, here in (("58051", router.http_endpoint), ("50051", router.endpoint)):
+        code = code.replace(f"127.0.0.1:{there}", here)
+    (tmp_path / "speech.wav").write_bytes(SOUND)
+    monkeypatch.chdir(tmp_path)
+    found = {}
+    await asyncio.to_thread(exec, compile(code.replace("openai/whisper-tiny", name), str(PAGE), "exec"), found)
+    found["client"].close()
+    first, second = capsys.readouterr().out.splitlines()
+    told = "".join(map(chr, tiny.generate(SAMPLES, 60)))
+    assert first == told.strip() and second == told
 
 
 async def test_fields_say_how_the_decoder_starts(hearing, tiny, ask):
