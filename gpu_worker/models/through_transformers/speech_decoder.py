@@ -97,7 +97,8 @@ class SpeechDecoder(EncoderDecoder):
         generation = cast("Any", self._model).generation_config
         languages = {str(name).strip("<|>"): i for name, i in (getattr(generation, "lang_to_id", None) or {}).items()}
         tasks = dict(getattr(generation, "task_to_id", None) or {}) if languages else {}
-        ids = {name: _first_of(getattr(generation, name, None) or getattr(config, name, None)) for name in TOKENS}
+        found = {name: getattr(generation, name, None) for name in TOKENS}
+        ids = {name: _first_of(getattr(config, name, None) if i is None else i) for name, i in found.items()}
         for name, token in (ids | {f"lang_to_id {key}": i for key, i in languages.items()} | tasks).items():
             if type(token) is not int or not 0 <= token < self.vocab_size:
                 raise BadModel(f"{self.name}: generation_config.json: {name} {token!r} is no token: take a newer one")

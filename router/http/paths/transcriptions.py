@@ -3,6 +3,7 @@
 import asyncio
 import json
 import time
+from base64 import urlsafe_b64encode
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -119,7 +120,8 @@ class TranscriptionFormat:
         if not text:
             return b""
         self._parts.append(text)
-        return _event({"type": "transcript.text.delta", "delta": text})
+        token = urlsafe_b64encode(events[-1].resume_token).decode()
+        return _event({"type": "transcript.text.delta", "delta": text, "resume_token": token})
 
     def end(self, usage: types_pb2.Usage) -> bytes:
         done = {"type": "transcript.text.done", "text": "".join(self._parts), "usage": self.usage(usage)}

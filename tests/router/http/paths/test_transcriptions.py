@@ -55,7 +55,7 @@ def ask(hearing, call):
     return one
 
 
-async def test_the_text_is_that_of_transformers(hearing, tiny, ask):
+async def test_the_text_is_that_of_transformers(hearing, tiny, ask, call):
     """In one piece, as plain text, and in a stream; also as somebody else's package asks."""
     told = "".join(map(chr, tiny.generate(SAMPLES, 20, language="de"))).strip()
     answer = await ask(**GOOD)
@@ -68,6 +68,11 @@ async def test_the_text_is_that_of_transformers(hearing, tiny, ask):
     assert {each["type"] for each in deltas} == {"transcript.text.delta"}
     assert "".join(each["delta"] for each in deltas).rstrip() == told
     assert (done["type"], done["text"].rstrip(), done["usage"]) == ("transcript.text.done", told, usage)
+    streamed = await ask(**GOOD, stream="true")
+    first, request_id = streamed.chunks[0], streamed.headers["x-request-id"]
+    rest = await call("GET", f"/v1/requests/{request_id}?stream=true&after={first['resume_token']}")
+    texts = [choice["text"] for chunk in rest.chunks for choice in chunk["choices"]]
+    assert (first["delta"] + "".join(texts)).rstrip() == told
     client = openai.AsyncOpenAI(base_url=f"http://{hearing.routers[0].http_endpoint}/v1", api_key="none", max_retries=0)
     async with client:
         asked = {"model": hearing.runners[0].info.model, "file": ("a.wav", SOUND), "language": "de", "extra_body": {
