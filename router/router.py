@@ -41,7 +41,7 @@ from router.fleet.model_watch import ModelWatch
 from router.fleet.worker_pool import WorkerPool
 from router.health_monitor import INFERENCE, HealthMonitor
 from router.http.answers import AnswerService
-from router.http.app import OpenAiApp
+from router.http.app import FORM_PATHS, OpenAiApp
 from router.http.paths.adapters import AdapterEndpoint
 from router.named.named_adapters import NamedAdapters
 from router.named.named_prefixes import NamedPrefixes
@@ -264,6 +264,7 @@ class Router:
             openai,
             parse_origins(settings.http_origins),
             local_names_only=open_to_all and not exposed_addresses([settings.http_address]),
+            forms=FORM_PATHS,
             trail=self.trail,
         )
         self._http_server = HttpServer(

@@ -19,6 +19,7 @@ from gpu_worker.models.model_kind import (
     OWN_DECODERS,
     PICTURES,
     RECURRENT,
+    SPEECH,
     THROUGH_TRANSFORMERS,
     refuse_unservable,
 )
@@ -39,6 +40,7 @@ EXPECTED = {
     "transformers": set(THROUGH_TRANSFORMERS),
     "pictures": set(PICTURES),
     "encoded": set(ENCODED),
+    "speech": set(SPEECH),
     "encoders": set(ENCODERS),
     "encoder-decoders": set(ENCODER_DECODERS),
     "modalities": set(MODALITIES),
@@ -51,7 +53,7 @@ EXPECTED = {
 }
 
 
-SERVED = ("llama", "gpt", "transformers", "encoded")
+SERVED = ("llama", "gpt", "transformers", "encoded", "speech")
 BY_CONFIGURATION = ("own attention", "drafting")  # refused, though the code has no such list
 REFUSED = ("encoders", "encoder-decoders", "modalities", "recurrent", *BY_CONFIGURATION)
 NOT_REFUSED_BY_DEFAULT: dict[str, dict[str, Any]] = {  # or not to be made by default

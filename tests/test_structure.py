@@ -13,7 +13,7 @@ WIRE_MODULES = {
     "router/streaming": ("inference_service", "request_preparer", "session_opener", "event_encoder"),
     "router/prefixes": ("prefix_keeper",),
     "router/streaming/prompts": ("picture_prompts", "prompt_ends", "prefixed"),
-    "router/http/paths": ("adapters", "several_answers", "text_calls"),
+    "router/http/paths": ("adapters", "several_answers", "text_calls", "transcriptions"),
     "router/http/prompts": ("output_scores", "prompt_scores"),
     "router/fleet": ("worker_facts", "worker_link", "worker_streams", "progress_calls"),
     "router/pooling": ("vector_messages",),
@@ -21,7 +21,7 @@ WIRE_MODULES = {
     "router/http": (
         *("answer_format", "answers", "requests", "chats/chat_writer"),
         *("bodies/chat_body", "bodies/common_fields", "bodies/completion_body", "bodies/constraint_fields"),
-        *("bodies/reasoning_fields", "messages/message_body", "messages/message_format"),
+        *("bodies/reasoning_fields", "bodies/transcription_body", "messages/message_body", "messages/message_format"),
         *("responses/create_endpoint", "responses/response_body", "responses/stored_endpoint"),
     ),
     "gpu_worker/migration": ("transfer_service", "calls/transfer_calls"),

@@ -39,7 +39,7 @@ from gpu_worker.models.gguf.experts import ExpertGgufSource, has_experts
 from gpu_worker.models.gguf.families import read_family
 from gpu_worker.models.gguf.header import GgufHeader
 from gpu_worker.models.gguf.tensors import GgufSource, architecture, read_config
-from gpu_worker.models.model_kind import PICTURES, THROUGH_TRANSFORMERS, has_encoder, refuse_unservable
+from gpu_worker.models.model_kind import PICTURES, SPEECH, THROUGH_TRANSFORMERS, has_encoder, refuse_unservable
 from gpu_worker.models.packed import cuda_packing
 from gpu_worker.models.packed.packed_cache import PackedCache, content_key
 from gpu_worker.models.packed.packed_weights import A8, SCHEMES, weights_of
@@ -275,7 +275,7 @@ def _decoder(name: str, path: Path, content: Mapping[str, Any], dtype: torch.dty
         return _gpt(path, content, dtype, how)
     how.native(None)
     if has_encoder(content):
-        return _encoder_decoder(path, dtype, how)
+        return _encoder_decoder(path, content, dtype, how)
     if content.get("model_type") not in (*THROUGH_TRANSFORMERS, *PICTURES):
         log.warning("model_type %r is not in the table of supported models", content.get("model_type"))
     from gpu_worker.models.through_transformers.decoder import (
@@ -300,13 +300,18 @@ def _gpt(path: Path, content: Mapping[str, Any], dtype: torch.dtype, how: "_Load
     return gpt.GptDecoder(sizes, share.cut(tensors, sizes), how.ops, how.device, team)
 
 
-def _encoder_decoder(path: Path, dtype: torch.dtype, how: "_LoadOptions") -> Decoder:
+def _encoder_decoder(path: Path, content: Mapping[str, Any], dtype: torch.dtype, how: "_LoadOptions") -> Decoder:
     from gpu_worker.models.through_transformers.encoder_decoder import EncoderDecoder
 
     if how.device.type != "cpu":
         reason = "models with an encoder have been run on CPUs alone so far: say cpu"
         raise InvalidArgument("device", reason)
-    return EncoderDecoder.load_with_encoder(path, dtype, how.ops, how.device, how.context_tokens)
+    kind: type[EncoderDecoder] = EncoderDecoder
+    if content.get("model_type") in SPEECH:
+        from gpu_worker.models.through_transformers.speech_decoder import SpeechDecoder
+
+        kind = SpeechDecoder
+    return kind.load_with_encoder(path, dtype, how.ops, how.device, how.context_tokens)
 
 
 def _native(

@@ -20,8 +20,11 @@ ENCODERS = (
 # Models of text with an encoder and a decoder: gpu_worker/models/through_transformers/encoder_decoder.py.
 ENCODED = ("bart", "blenderbot", "blenderbot-small", "marian", "mbart", "mt5", "pegasus", "plbart", "t5", "umt5")
 
+# Models whose encoder reads speech: gpu_worker/models/through_transformers/speech_decoder.py.
+SPEECH = ("whisper",)
+
 # Other models of an encoder and a decoder.
-ENCODER_DECODERS = ("bigbird_pegasus", "led", "mvp", "prophetnet", "trocr", "whisper")
+ENCODER_DECODERS = ("bigbird_pegasus", "led", "mvp", "prophetnet", "trocr")
 CONDITIONAL_CLASSES = ("ForConditionalGeneration", "MTModel")  # ends of class names of both with an output projection
 
 # Models that take or give images or sound beside text.
@@ -80,7 +83,7 @@ CHOOSING_LAYERS = (  # kinds of layers where a query does not see all keys, or a
 
 def has_encoder(config: Mapping[str, Any]) -> bool:
     """Whether it is a model of an encoder and a decoder that octavo serves."""
-    return config.get("model_type") in ENCODED
+    return config.get("model_type") in (*ENCODED, *SPEECH)
 
 
 def refuse_unservable(name: str, config: Mapping[str, Any]) -> None:
@@ -98,10 +101,10 @@ def _reason(config: Mapping[str, Any]) -> str:
     kind = config.get("model_type") or "a model without model_type"
     if kind in MODALITIES:
         return _text_alone(kind, config)
-    if kind in ENCODED:
+    if kind in (*ENCODED, *SPEECH):
         return _with_encoder(kind, config)
     if config.get("is_encoder_decoder") or kind in ENCODER_DECODERS:
-        served = ", ".join(ENCODED)
+        served = ", ".join((*ENCODED, *SPEECH))
         return f"{kind} is an encoder-decoder, or the decoder of one; octavo serves those of the kinds {served}"
     if kind in ENCODERS and not config.get("is_decoder"):
         return f"{kind} is an encoder (is_decoder is not set): it fills gaps and predicts no next token"

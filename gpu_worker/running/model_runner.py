@@ -23,7 +23,7 @@ from gpu_worker.running.encoder_bank import EncoderBank
 from gpu_worker.running.graphs import StepGraphs
 from gpu_worker.running.memory.arena import KvArena, StepMark
 from gpu_worker.running.memory.block_mover import BlockMover
-from gpu_worker.running.picture_bank import PictureBank
+from gpu_worker.running.picture_bank import PictureBank, SoundBank
 from gpu_worker.running.pooled_rows import pooled_of, rows_of
 from gpu_worker.sampling.sampler import Sampler
 from gpu_worker.steps.runner import BlockMemory, RunnerInfo, StepOutput, ignore
@@ -70,7 +70,8 @@ class ModelRunner:
         self.adapters = AdapterBank(decoder.load_lora, device) if decoder.load_lora is not None else None
         self.pictures: PictureBank | None = None
         if decoder.encode_picture is not None and not info.pictures.refusal:
-            self.pictures = PictureBank(decoder.encode_picture, info.pictures, decoder.hidden_size, device)
+            bank = SoundBank if info.pictures.is_sound else PictureBank
+            self.pictures = bank(decoder.encode_picture, info.pictures, device)
         self._encodings = EncoderBank(decoder.encode) if decoder.encode is not None else None
         self._seats = Seats(with_adapters=self.adapters is not None, with_pictures=self.pictures is not None)
         self._sampler = sampler
@@ -146,7 +147,7 @@ class ModelRunner:
         )
         batch.loras = loras
         if self.pictures is not None:
-            batch.pictures = self.pictures.rows_of(seats, step)
+            self.pictures.tell(batch, seats, step)
         if self._encodings is not None:
             batch.encoded = self._encodings.rows_of(seats, step)
         return self._decoder.forward(batch, self._arena.layers, batch.rows)

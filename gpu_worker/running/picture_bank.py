@@ -1,4 +1,4 @@
-"""The encoded pictures of a model runner, and which tokens of a step show which rows of them."""
+"""The encoded pictures and sounds of a model runner, and which tokens of a step show which rows of them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,13 +10,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gpu_worker.models.decoders.decoder import EncodePicture
-from gpu_worker.ops.batch import PictureRows
+from gpu_worker.ops.batch import EncodedRows, PictureRows, TokenBatch
 from gpu_worker.steps.runner import EncodedPicture
 from gpu_worker.steps.seats import Seat
 from gpu_worker.steps.step_input import StepInput
 from octavo.pictures.picture import Picture
 from octavo.pictures.support import PictureSupport
-from octavo.request.errors import InvalidArgument
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,10 +33,10 @@ class EncodedStates:
 class PictureBank:
     """A PictureMemory. States wait in the memory of the host; a step copies the rows that it shows to the device."""
 
-    def __init__(self, encode: EncodePicture, support: PictureSupport, hidden_size: int, device: torch.device) -> None:
+    def __init__(self, encode: EncodePicture, support: PictureSupport, device: torch.device) -> None:
         self._encode = encode
         self._cell = support.cell
-        self._width = hidden_size * encode.num_states
+        self._width = encode.width
         self._device = device
         self._states: dict[str, Tensor] = {}
 
@@ -46,10 +45,6 @@ class PictureBank:
 
     def encode(self, picture: Picture, pixels: bytes) -> EncodedStates:
         height, width = picture.rows * self._cell, picture.columns * self._cell
-        if len(pixels) != height * width * 3:
-            raise InvalidArgument(
-                "pictures", f"{len(pixels)} bytes are no picture of {width} x {height} pixels: send the request again"
-            )
         return EncodedStates(picture.digest, self._encode(pixels, height, width))
 
     def add(self, encoded: EncodedPicture) -> None:
@@ -57,6 +52,10 @@ class PictureBank:
 
     def drop(self, digest: str) -> None:
         self._states.pop(digest, None)
+
+    def tell(self, batch: TokenBatch, seats: Sequence[Seat], step: StepInput) -> None:
+        """Has the batch say what its tokens show."""
+        batch.pictures = self.rows_of(seats, step)
 
     def rows_of(self, seats: Sequence[Seat], step: StepInput) -> PictureRows | None:
         """What the tokens of the step show, and where they stand. None: no branch of the step has a picture."""
@@ -74,12 +73,29 @@ class PictureBank:
                 begin, stop = max(start, picture.start), min(end, picture.end)
                 if begin < stop:
                     rows += range(first + begin - start, first + stop - start)
-                    states.append(self._states[picture.digest][begin - picture.start : stop - picture.start])
+                    states.append(self._states_of(picture, begin, stop))
             first += length
         shown = torch.cat(states) if states else torch.empty((0, self._width))
         places = torch.tensor(rows, dtype=torch.int64)
         moved = [each.to(self._device) for each in (places, shown, torch.from_numpy(positions))]
         return PictureRows(*moved)
+
+    def _states_of(self, picture: Picture, begin: int, end: int) -> Tensor:
+        """Those of the tokens [begin, end) of a prompt, which show it."""
+        return self._states[picture.digest][begin - picture.start : end - picture.start]
+
+
+class SoundBank(PictureBank):
+    """What an encoder gave for sounds. The tokens that stand for one are those that the encoder has read."""
+
+    def tell(self, batch: TokenBatch, seats: Sequence[Seat], step: StepInput) -> None:
+        found = [torch.empty((0, self._width))]
+        for seat, length, end in zip(seats, step.lengths, step.ends, strict=True):
+            for sound in seat.pictures:
+                if end - length < sound.end:
+                    found.append(self._states_of(sound, end - length, min(end, sound.end)))
+        states = torch.cat(found[1:]) if found[1:] else found[0]
+        batch.encoded = EncodedRows([seat.num_encoded for seat in seats], states.to(self._device))
 
 
 def positions_of(pictures: Sequence[Picture], start: int, end: int) -> NDArray[np.int64]:

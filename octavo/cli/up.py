@@ -189,12 +189,15 @@ class _UpProcess:
             print(json.dumps(shown), flush=True)
             return
         async with AsyncClient(current.endpoints, credentials=self._settings.credentials(PeerRole.CLIENT)) as client:
-            try:
-                has_text = all(model.has_tokenizer for model in await client.models())
-            except ServingError:
-                has_text = True  # the sample tells what is wrong
-            print(_banner(current, has_text, self._settings), flush=True)
-            if self._settings.router.api_keys:
+            has_text, hears = True, False  # unless the router says otherwise; the sample tells what is wrong
+            with contextlib.suppress(ServingError):
+                models = await client.models()
+                has_text = all(model.has_tokenizer for model in models)
+                hears = any(model.takes_speech for model in models)
+            print(_banner(current, has_text, hears, self._settings), flush=True)
+            if hears:
+                print("  sample      none: the model writes down what it hears\n", flush=True)
+            elif self._settings.router.api_keys:
                 print("  sample      none: requests need one of the keys of --api-keys\n", flush=True)
             else:
                 await self._show_sample(client, has_text)
@@ -235,7 +238,7 @@ class _UpProcess:
             print(text, file=sys.stderr, flush=True)
 
 
-def _banner(current: state.ClusterState, has_text: bool, wanted: ClusterSettings) -> str:
+def _banner(current: state.ClusterState, has_text: bool, hears: bool, wanted: ClusterSettings) -> str:
     endpoints = ",".join(current.endpoints)
     workers = ", ".join(f"{worker.worker_id} {worker.endpoint}" for worker in current.workers)
     tls = security_flags(wanted, "--tls-ca", "--tls-cert", "--tls-key")
@@ -244,7 +247,13 @@ def _banner(current: state.ClusterState, has_text: bool, wanted: ClusterSettings
     grpcurl = security_flags(wanted, "-cacert", "-cert", "-key") or "-plaintext"
     watched = [*(router.web for router in current.routers), *(worker.web for worker in current.workers)]
     status = f"octavo status --state-dir {wanted.state_dir}" if wanted.up.state_dir else "octavo status"
+    http = curl_line(current.routers[0].http, has_text, curl, wanted.router.api_keys, hears)
     prompt = f"'{SAMPLE_PROMPT}'" if has_text else f"--json --token-ids {','.join(map(str, SAMPLE_IDS))}"
+    calls = [
+        f"  {grpcurl_line(current.endpoints[0], has_text, grpcurl)}",
+        f"  {http}",
+        f"  {octavo} --endpoint {endpoints} {prompt} --max-tokens {SAMPLE_TOKENS} --temperature 0",
+    ]
     return "\n".join(
         [
             "",
@@ -257,9 +266,7 @@ def _banner(current: state.ClusterState, has_text: bool, wanted: ClusterSettings
             f"  page        {', '.join(f'{router.web}/' for router in current.routers)}",
             f"  metrics     {', '.join(f'{web}/metrics' for web in watched)}",
             "",
-            f"  {grpcurl_line(current.endpoints[0], has_text, grpcurl)}",
-            f"  {curl_line(current.routers[0].http, has_text, curl, wanted.router.api_keys)}",
-            f"  {octavo} --endpoint {endpoints} {prompt} --max-tokens {SAMPLE_TOKENS} --temperature 0",
+            *(calls[1:2] if hears else calls),
             "",
         ]
     )
@@ -273,11 +280,13 @@ def security_flags(wanted: ClusterSettings, ca: str, cert: str, key: str) -> str
     return f"{ca} {files[2]} {cert} {files[0]} {key} {files[1]}" if files[0] else ""
 
 
-def curl_line(base: str, has_text: bool, security: str, api_keys: str) -> str:
+def curl_line(base: str, has_text: bool, security: str, api_keys: str, hears: bool = False) -> str:
     """A curl command that can be pasted. Where there are API keys, it takes one from the variable OPENAI_API_KEY."""
     body = {"prompt": SAMPLE_PROMPT if has_text else SAMPLE_IDS, "max_tokens": SAMPLE_TOKENS, "temperature": 0}
     flags = f" {security}" if security else ""
     key = ' -H "Authorization: Bearer $OPENAI_API_KEY"' if api_keys else ""
+    if hears:
+        return f"curl{flags} {base}/v1/audio/transcriptions{key} -F file=@speech.wav"
     return f"curl{flags} {base}/v1/completions{key} -H 'Content-Type: application/json' -d '{json.dumps(body)}'"
 
 

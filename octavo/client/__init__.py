@@ -1,7 +1,7 @@
 """The Python SDK: `Client` for threads, `AsyncClient` for asyncio. Streams survive the death of any server process."""
 
 from octavo.client.aio import AsyncClient
-from octavo.client.arguments import RequestArguments
+from octavo.client.arguments import RequestArguments, Speech
 from octavo.client.events import (
     Completion,
     Embeddings,
@@ -42,6 +42,7 @@ __all__ = [
     "SamplingParams",
     "Scores",
     "Shape",
+    "Speech",
     "Stream",
     "StreamEnd",
     "TlsFiles",

@@ -5,7 +5,7 @@ They have types, so that a type checker refuses a misspelt one.
 
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 from octavo.request import errors
@@ -25,8 +25,19 @@ if TYPE_CHECKING:
     from google.protobuf.internal.containers import RepeatedScalarFieldContainer
     from google.protobuf.message import Message
 
+
+@dataclass(frozen=True, slots=True)
+class Speech:
+    """A prompt for a model that writes down what it hears."""
+
+    sound: bytes  # of a file of WAV
+    language: str = ""  # such as "en"; a model of several languages needs it
+    task: str = ""  # "transcribe", or "translate" into English; empty: the first one
+    previous_text: str = ""  # what was said before
+
+
 Messages = Sequence[ChatTurn]
-Prompt = str | bytes | Sequence[int] | Messages
+Prompt = str | bytes | Sequence[int] | Messages | Speech
 
 POOLINGS = {
     "": inference_pb2.POOLING_UNSPECIFIED,
@@ -117,9 +128,11 @@ def sampling_message(sampling: SamplingParams, named: Collection[str] | None = N
 
 
 def fill_prompt(request: inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest, prompt: Prompt) -> None:
-    """Sets `text`, `token_ids` or `chat`, by the type of `prompt`."""
+    """Sets `text`, `token_ids`, `chat` or `speech`, by the type of `prompt`."""
     if isinstance(prompt, str | bytes):
         set_text(request, "text", prompt)
+    elif isinstance(prompt, Speech):
+        _set_speech(request, prompt)
     elif is_conversation(prompt):
         for i, turn in enumerate(cast("Messages", prompt)):
             _add_message(request.chat, turn, i)
@@ -130,6 +143,15 @@ def fill_prompt(request: inference_pb2.GenerateRequest | inference_pb2.TokenizeR
         _extend(request.token_ids.ids, cast("Sequence[int]", prompt))
     else:
         raise errors.InvalidArgument("prompt", "token ids need no tokenizing")
+
+
+def _set_speech(request: inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest, speech: Speech) -> None:
+    if not isinstance(request, inference_pb2.GenerateRequest):
+        raise errors.InvalidArgument("prompt", "speech has no text to tokenize")
+    try:
+        request.speech.CopyFrom(inference_pb2.Speech(**asdict(speech)))
+    except (TypeError, ValueError) as error:
+        raise errors.InvalidArgument("speech", f"give bytes of a file, and texts: {error}") from None
 
 
 def _add_message(chat: inference_pb2.Chat, turn: ChatTurn, index: int) -> None:

@@ -153,6 +153,7 @@ class Model:
     has_tokenizer: bool
     num_workers: int
     defaults: SamplingParams
+    takes_speech: bool = False  # it writes down what it hears: prompts are Speech
 
 
 def event_of(message: inference_pb2.GenerateEvent) -> Event:
@@ -219,6 +220,7 @@ def model_of(message: inference_pb2.Model) -> Model:
         vocab_size=message.vocab_size,
         has_chat_template=message.has_chat_template,
         has_tokenizer=message.has_tokenizer,
+        takes_speech=message.takes_speech,
         num_workers=message.num_workers,
         defaults=sampling_from_wire(message.defaults),
     )

@@ -1,8 +1,9 @@
-"""Has pictures decoded and resized in processes of their own, and makes of each what a request keeps.
+"""Has pictures and sounds decoded in processes of their own, and makes of each what a request keeps.
 
 Whoever sends a picture may have made it to break its reader: nothing of its bytes is looked at in this process. What is
 kept are pixels, resized for the model: a worker decodes nothing, and the same picture has the same pixels wherever the
-sequence goes on, whichever decoder is installed there.
+sequence goes on, whichever decoder is installed there. Of a sound they are samples; it has as many placeholders as the
+model's encoder has positions.
 """
 
 import json
@@ -20,6 +21,7 @@ from octavo.request.errors import InvalidArgument
 
 SECONDS, SECONDS_PER_PIXEL = 2.0, 4e-7  # of a processor
 MEMORY, MEMORY_PER_PIXEL = 96 << 20, 16  # of four channels, twice, and what a decoder has beside them
+SECONDS_PER_SAMPLE, MEMORY_PER_SAMPLE = 2e-5, 600  # of a sound, that come out: of 48 kHz the filter alone has 150
 PATIENCE_S = 60.0
 
 _SCRIPT = Path(reader_process.__file__)
@@ -60,24 +62,37 @@ class PictureReaders(HelperPool[HelperProcess]):
             raise InvalidArgument(
                 field, f"has {len(data)} bytes, at most {limits.num_bytes}: reduce it, or have picture_bytes raised"
             )
-        asked = {"support": asdict(support), "max_pixels": limits.pixels, "max_tokens": limits.tokens}
-        head = json.dumps(asked).encode()
+        if support.is_sound:
+            samples = self._ask({"max_samples": support.max_samples}, data, _costs_of_sound(support, len(data)), field)
+            positions = support.num_positions
+            return ReadPicture(digest_pixels(samples, 1, positions, salt), 1, positions, samples)
+        asked = {"support": asdict(support), "max_pixels": limits.pixels, "max_tokens": limits.tokens, "max_samples": 0}
         costs = HelperLimits(
             SECONDS + SECONDS_PER_PIXEL * limits.pixels,
             MEMORY + MEMORY_PER_PIXEL * limits.pixels + 2 * len(data),
             SIZE.size + 3 * support.cell**2 * (limits.tokens + 1),
         )
-        body = struct.pack("!I", len(head)) + head + data
-        try:
-            answer = self.use(lambda helper: helper.ask_bytes(body, costs))
-        except TooCostly as error:
-            raise InvalidArgument(field, f"cannot be read: {error}: reduce it") from None
-        except HelperRefusal as refusal:
-            raise InvalidArgument(field, str(refusal)) from None
+        answer = self._ask(asked, data, costs, field)
         width, height = SIZE.unpack_from(answer)
         pixels = answer[SIZE.size :]
         digest = digest_pixels(pixels, height, width, salt)
         return ReadPicture(digest, height // support.cell, width // support.cell, pixels)
+
+    def _ask(self, asked: Mapping[str, object], data: bytes, costs: HelperLimits, field: str) -> bytes:
+        head = json.dumps(asked).encode()
+        body = struct.pack("!I", len(head)) + head + data
+        try:
+            return self.use(lambda helper: helper.ask_bytes(body, costs))
+        except TooCostly as error:
+            raise InvalidArgument(field, f"cannot be read: {error}: reduce it") from None
+        except HelperRefusal as refusal:
+            raise InvalidArgument(field, str(refusal)) from None
+
+
+def _costs_of_sound(support: PictureSupport, num_bytes: int) -> HelperLimits:
+    most = support.max_samples
+    memory = MEMORY + MEMORY_PER_SAMPLE * most + 16 * num_bytes
+    return HelperLimits(SECONDS + SECONDS_PER_SAMPLE * most, memory, 4 * most)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +128,13 @@ def place_pictures(
             prompt.append(token)
     pixels = {each.digest: each.pixels for each in pictures}
     return prompt, ShownPictures(tuple(placed), pixels, tuple(each.fetched for each in pictures))
+
+
+def spoken_prompt(start: Sequence[int], sound: ReadPicture, support: PictureSupport) -> tuple[list[int], ShownPictures]:
+    """The prompt of a model that writes down what it hears: placeholders, and tokens by which its decoder starts."""
+    placed = Picture(sound.digest, 0, sound.rows, sound.columns)
+    prompt = [support.token_id] * (sound.rows * sound.columns) + list(start)
+    return prompt, ShownPictures((placed,), {sound.digest: sound.pixels}, (sound.fetched,))
 
 
 READERS = PictureReaders()

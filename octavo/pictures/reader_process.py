@@ -1,7 +1,7 @@
-"""The process in which pictures are decoded and resized, one after another: the script of `octavo.pictures.reader`.
+"""The process in which pictures and sounds are decoded, one after another: the script of `octavo.pictures.reader`.
 
 A request is the length of a JSON object, the object, and the bytes of a file. The answer is width and height, and then
-the pixels, three bytes each.
+the pixels, three bytes each; of a sound it is the samples.
 """
 
 import io
@@ -9,22 +9,30 @@ import json
 import os
 import struct
 import sys
+from collections.abc import Mapping
+from typing import Any
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 SIZE = struct.Struct("!II")
 
 
 def read(request: bytes) -> bytes:
-    """Raises ValueError with what is wrong with the picture."""
+    """Raises ValueError with what is wrong with the file."""
+    from octavo.pictures.sound_file import read_sound
+
+    (length,) = struct.unpack_from("!I", request)
+    asked, data = json.loads(request[4 : 4 + length]), memoryview(request)[4 + length :]
+    return read_sound(data, asked["max_samples"]) if asked["max_samples"] else read_picture(asked, data)
+
+
+def read_picture(asked: Mapping[str, Any], data: memoryview) -> bytes:
     from PIL import Image, ImageOps, UnidentifiedImageError
 
     from octavo.pictures.support import PictureSupport, TooOblong
 
-    (length,) = struct.unpack_from("!I", request)
-    asked = json.loads(request[4 : 4 + length])
     Image.MAX_IMAGE_PIXELS = asked["max_pixels"]  # what is bigger is refused below, before it is decoded
     try:
-        with Image.open(io.BytesIO(memoryview(request)[4 + length :]), formats=FORMATS) as image:
+        with Image.open(io.BytesIO(data), formats=FORMATS) as image:
             width, height = image.size
             if width * height > asked["max_pixels"]:
                 raise TooManyPixels

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from octavo.pictures.picture import Picture
 from octavo.request.errors import InvalidArgument
 
+RATE = 16_000  # samples a second, of which models are made that take sounds
+SAMPLES_PER_POSITION = 320  # an encoder has one position for so many
 MOST_OBLONG = 200  # the longer side over the shorter one, as Qwen's own processor has it
 
 
@@ -23,6 +25,16 @@ class PictureSupport:
     cell: int = 0  # pixels of a side of the square that a placeholder shows
     min_pixels: int = 0  # to which a picture is enlarged that has fewer
     max_pixels: int = 0  # to which one is reduced that has more
+    num_positions: int = 0  # of a model that takes sounds, and no pictures: the placeholders of each, of any length
+
+    @property
+    def is_sound(self) -> bool:
+        return self.num_positions > 0
+
+    @property
+    def max_samples(self) -> int:
+        """How many samples of a sound its encoder reads."""
+        return self.num_positions * SAMPLES_PER_POSITION
 
     def require(self, field: str) -> None:
         """Raises InvalidArgument if the model takes none."""
@@ -51,9 +63,13 @@ class PictureSupport:
 
         So a picture that somebody has dropped on the way is never answered as if it were text.
         """
-        if not pictures and (self.refusal or self.token_id not in prompt):
+        if not pictures and (self.refusal or (self.token_id not in prompt and not self.is_sound)):
             return
         self.require(field)
+        if self.is_sound and [(each.start, each.rows, each.columns) for each in pictures] != [
+            (0, 1, self.num_positions)
+        ]:
+            raise InvalidArgument(field, "the model writes down what it hears: send speech, with one sound")
         places = [place for each in pictures for place in range(each.start, each.end)]
         if places != [place for place, token in enumerate(prompt) if token == self.token_id]:
             text = f"placeholders (token {self.token_id}) and pictures of the prompt are not in the same places"

@@ -2,17 +2,71 @@
 
 The encoder reads all of its tokens at once, and each of them changes what it gives for all others. So blocks of such a
 prompt are of use to equal prompts alone, and the salt of their hashes has a digest of the whole prompt.
+
+The encoder of Whisper reads a sound, whose digest is in the hashes of its blocks as that of a picture is. Placeholders
+stand for it in the prompt. The tokens after them say which language is spoken and what is to be written; the words that
+came before the sound may stand in front of those.
 """
 
 import hashlib
 import struct
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from octavo.request.errors import InvalidArgument
 from octavo.request.sampling import SamplingParams
 
 DIGEST_BYTES = 16
+TRANSCRIBE = "transcribe"
+NAME_LANGUAGE = "language"  # the task of which the output is the token of a language
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeechSupport:
+    """What a model knows of speech."""
+
+    placeholder: int  # the token that stands for a part of a sound
+    start: int  # the first token of the decoder
+    no_timestamps: int  # the token that says that text without times follows
+    previous: int  # the token before what was said before the sound
+    max_previous: int  # how many tokens of that the decoder is given: the last ones
+    languages: Mapping[str, int] = field(default_factory=dict)  # empty: one language, which no token names
+    tasks: Mapping[str, int] = field(default_factory=dict)
+
+    def start_of(self, language: str, task: str, previous: Sequence[int], field: str) -> list[int]:
+        """The tokens by which the decoder starts. Raises InvalidArgument for what the model does not know."""
+        before = [self.previous, *previous[-self.max_previous :]] if previous else []
+        if task == NAME_LANGUAGE and self.languages:
+            if language or previous:
+                raise InvalidArgument(f"{field}.task", "asks which language it is: send the sound alone")
+            return [self.start]
+        if not self.languages:
+            if language not in ("", "en") or task not in ("", TRANSCRIBE):
+                raise InvalidArgument(
+                    f"{field}.{'language' if language not in ('', 'en') else 'task'}",
+                    "this model writes English speech down, and nothing else: leave it out, or ask another model",
+                )
+            return [*before, self.start, self.no_timestamps]
+        if language not in self.languages:
+            named = f"there is no {language[:32]!r}" if language else "is missing"
+            raise InvalidArgument(f"{field}.language", f"{named}; name one of {', '.join(sorted(self.languages))}")
+        if (task := task or TRANSCRIBE) not in self.tasks:
+            raise InvalidArgument(f"{field}.task", f"there is no {task[:32]!r}; name one of {', '.join(self.tasks)}")
+        return [*before, self.start, self.languages[language], self.tasks[task], self.no_timestamps]
+
+    def check_start(self, tokens: Sequence[int]) -> None:
+        """Raises InvalidArgument unless `start_of` may have made these tokens."""
+        place = tokens.index(self.start) if self.start in tokens else len(tokens)
+        before, named = list(tokens[:place]), list(tokens[place + 1 :])
+        wanted = [set(self.languages.values()), set(self.tasks.values())] if self.languages else []
+        is_known = len(named) == len(wanted) + 1 and named[-1] == self.no_timestamps
+        is_known = is_known and all(token in known for token, known in zip(named, wanted, strict=False))
+        if not named and not before and self.languages and place < len(tokens):
+            return  # it is asked for the language
+        if before and not (before[0] == self.previous and 1 < len(before) <= self.max_previous + 1):
+            is_known = False
+        if not is_known:
+            raise InvalidArgument("prompt", "does not end with the tokens that start the decoder: send speech")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +76,9 @@ class EncoderSupport:
     start: tuple[int, ...] = ()  # the tokens by which the decoder starts; empty: there is no encoder
     max_encoded: int = 0  # how many tokens the encoder reads at most
     max_output: int = 0  # tokens of output at most
+    speech: SpeechSupport | None = (
+        None  # the encoder reads `max_encoded` placeholders of a sound; None: it reads tokens
+    )
 
     @property
     def exists(self) -> bool:
@@ -29,14 +86,18 @@ class EncoderSupport:
 
     def num_encoded(self, num_prompt: int) -> int:
         """How many tokens of a prompt the encoder reads."""
+        if self.speech is not None:
+            return self.max_encoded
         return num_prompt - len(self.start) if self.start else 0
 
     def num_given(self, num_prompt: int) -> int:
         """How many tokens of a prompt are those that a client gave, whether the model has an encoder or not."""
-        return num_prompt - len(self.start)
+        return num_prompt - len(self.start) if self.speech is None else num_prompt
 
     def prompt_of(self, token_ids: Sequence[int], field: str) -> list[int]:
         """The prompt of a sequence whose encoder reads these tokens. Raises InvalidArgument if they are too many."""
+        if self.speech is not None:
+            return list(token_ids)
         if self.exists and not token_ids:
             raise InvalidArgument(field, "the prompt is empty; the encoder needs at least one token")
         if self.exists and len(token_ids) > self.max_encoded:
@@ -47,7 +108,7 @@ class EncoderSupport:
 
     def salt_of(self, salt: str, prompt: Sequence[int]) -> str:
         """The salt of a sequence of a tenant of that salt."""
-        if not self.exists:
+        if not self.exists or self.speech is not None:
             return salt
         return hashlib.blake2b(salt.encode(), digest_size=DIGEST_BYTES, person=b"octavo.encoded").hexdigest() + _digest(
             prompt
@@ -55,7 +116,9 @@ class EncoderSupport:
 
     def context_for(self, num_prompt: int, context_tokens: int) -> int:
         """How long a sequence of such a prompt may be, where a model's sequences may have `context_tokens`."""
-        return min(context_tokens, num_prompt + self.max_output) if self.exists else context_tokens
+        if not self.exists or self.speech is not None:
+            return context_tokens
+        return min(context_tokens, num_prompt + self.max_output)
 
     def check_sampling(self, params: SamplingParams) -> None:
         """Raises InvalidArgument for parameters that ask for what such a model does not have."""
@@ -69,6 +132,10 @@ class EncoderSupport:
         if not self.exists:
             return
         num_encoded = self.num_encoded(len(prompt))
+        if self.speech is not None:
+            self.speech.check_start(prompt[num_encoded:])
+            self.check_sampling(params)
+            return
         if num_encoded < 1 or tuple(prompt[num_encoded:]) != self.start:
             raise InvalidArgument("prompt", f"does not end with the tokens that start the decoder: {[*self.start]}")
         self.prompt_of(prompt[:num_encoded], "prompt")

@@ -120,14 +120,27 @@ class Chat(_message.Message):
     continue_final_message: bool
     def __init__(self, messages: _Optional[_Iterable[_Union[ChatMessage, _Mapping]]] = ..., add_generation_prompt: bool = ..., tools: _Optional[_Iterable[_Union[Tool, _Mapping]]] = ..., template_kwargs_json: _Optional[str] = ..., continue_final_message: bool = ...) -> None: ...
 
+class Speech(_message.Message):
+    __slots__ = ("sound", "language", "task", "previous_text")
+    SOUND_FIELD_NUMBER: _ClassVar[int]
+    LANGUAGE_FIELD_NUMBER: _ClassVar[int]
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    PREVIOUS_TEXT_FIELD_NUMBER: _ClassVar[int]
+    sound: bytes
+    language: str
+    task: str
+    previous_text: str
+    def __init__(self, sound: _Optional[bytes] = ..., language: _Optional[str] = ..., task: _Optional[str] = ..., previous_text: _Optional[str] = ...) -> None: ...
+
 class GenerateRequest(_message.Message):
-    __slots__ = ("request_id", "model", "text", "raw_text", "token_ids", "chat", "sampling", "priority", "on_disconnect", "truncate_prompt_tokens", "add_special_tokens", "bad_words", "prefix", "lora", "keep_prompt_start")
+    __slots__ = ("request_id", "model", "text", "raw_text", "token_ids", "chat", "speech", "sampling", "priority", "on_disconnect", "truncate_prompt_tokens", "add_special_tokens", "bad_words", "prefix", "lora", "keep_prompt_start")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     RAW_TEXT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     CHAT_FIELD_NUMBER: _ClassVar[int]
+    SPEECH_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     ON_DISCONNECT_FIELD_NUMBER: _ClassVar[int]
@@ -143,6 +156,7 @@ class GenerateRequest(_message.Message):
     raw_text: bytes
     token_ids: _types_pb2.TokenIds
     chat: Chat
+    speech: Speech
     sampling: _types_pb2.SamplingParams
     priority: Priority
     on_disconnect: OnDisconnect
@@ -152,7 +166,7 @@ class GenerateRequest(_message.Message):
     prefix: str
     lora: str
     keep_prompt_start: bool
-    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., text: _Optional[str] = ..., raw_text: _Optional[bytes] = ..., token_ids: _Optional[_Union[_types_pb2.TokenIds, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., sampling: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., priority: _Optional[_Union[Priority, str]] = ..., on_disconnect: _Optional[_Union[OnDisconnect, str]] = ..., truncate_prompt_tokens: _Optional[int] = ..., add_special_tokens: bool = ..., bad_words: _Optional[_Iterable[str]] = ..., prefix: _Optional[str] = ..., lora: _Optional[str] = ..., keep_prompt_start: bool = ...) -> None: ...
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., text: _Optional[str] = ..., raw_text: _Optional[bytes] = ..., token_ids: _Optional[_Union[_types_pb2.TokenIds, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., speech: _Optional[_Union[Speech, _Mapping]] = ..., sampling: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., priority: _Optional[_Union[Priority, str]] = ..., on_disconnect: _Optional[_Union[OnDisconnect, str]] = ..., truncate_prompt_tokens: _Optional[int] = ..., add_special_tokens: bool = ..., bad_words: _Optional[_Iterable[str]] = ..., prefix: _Optional[str] = ..., lora: _Optional[str] = ..., keep_prompt_start: bool = ...) -> None: ...
 
 class GenerateEvent(_message.Message):
     __slots__ = ("request_id", "branch", "first_index", "token_ids", "text", "logprobs", "prompt_logprobs", "resume_token", "finish_reason", "finished", "first_prompt_position")
@@ -335,7 +349,7 @@ class ListModelsResponse(_message.Message):
     def __init__(self, models: _Optional[_Iterable[_Union[Model, _Mapping]]] = ..., schema_revision: _Optional[int] = ...) -> None: ...
 
 class Model(_message.Message):
-    __slots__ = ("name", "fingerprint", "context_tokens", "vocab_size", "defaults", "limits", "has_chat_template", "num_workers", "aliases", "has_tokenizer")
+    __slots__ = ("name", "fingerprint", "context_tokens", "vocab_size", "defaults", "limits", "has_chat_template", "num_workers", "aliases", "has_tokenizer", "takes_speech")
     NAME_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     CONTEXT_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -346,6 +360,7 @@ class Model(_message.Message):
     NUM_WORKERS_FIELD_NUMBER: _ClassVar[int]
     ALIASES_FIELD_NUMBER: _ClassVar[int]
     HAS_TOKENIZER_FIELD_NUMBER: _ClassVar[int]
+    TAKES_SPEECH_FIELD_NUMBER: _ClassVar[int]
     name: str
     fingerprint: str
     context_tokens: int
@@ -356,7 +371,8 @@ class Model(_message.Message):
     num_workers: int
     aliases: _containers.RepeatedScalarFieldContainer[str]
     has_tokenizer: bool
-    def __init__(self, name: _Optional[str] = ..., fingerprint: _Optional[str] = ..., context_tokens: _Optional[int] = ..., vocab_size: _Optional[int] = ..., defaults: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., has_chat_template: bool = ..., num_workers: _Optional[int] = ..., aliases: _Optional[_Iterable[str]] = ..., has_tokenizer: bool = ...) -> None: ...
+    takes_speech: bool
+    def __init__(self, name: _Optional[str] = ..., fingerprint: _Optional[str] = ..., context_tokens: _Optional[int] = ..., vocab_size: _Optional[int] = ..., defaults: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., has_chat_template: bool = ..., num_workers: _Optional[int] = ..., aliases: _Optional[_Iterable[str]] = ..., has_tokenizer: bool = ..., takes_speech: bool = ...) -> None: ...
 
 class Limits(_message.Message):
     __slots__ = ("max_message_bytes", "max_n", "max_logprobs", "max_stop", "max_stop_bytes", "max_logit_bias")

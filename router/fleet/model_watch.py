@@ -16,7 +16,7 @@ from octavo.request.errors import StoreUnavailable
 from octavo.request.ids import Incarnation
 from octavo.request.record import WorkerRole
 from octavo.store.base import Store
-from octavo.text.encoded_prompt import EncoderSupport
+from octavo.text.encoded_prompt import EncoderSupport, SpeechSupport
 from router.fleet.model_registry import ModelRegistry, WorkerFacts
 from router.fleet.worker_pool import WorkerPool
 
@@ -79,6 +79,7 @@ def facts_in(description: bytes) -> WorkerFacts:
     said = {name: value for name, value in json.loads(description).items() if name in _NAMES} | OF_ONE_WORKER
     pictures = PictureSupport(**said.get("pictures", {}))  # a description of an earlier release has none
     encoder = said.get("encoder", {})
-    encoder = EncoderSupport(**encoder | {"start": tuple(encoder.get("start", ()))})
+    speech = SpeechSupport(**encoder["speech"]) if encoder.get("speech") else None
+    encoder = EncoderSupport(**encoder | {"start": tuple(encoder.get("start", ())), "speech": speech})
     models = {"eos_token_ids": tuple(said["eos_token_ids"]), "pictures": pictures, "encoder": encoder}
     return WorkerFacts(**said | models)

@@ -4,7 +4,7 @@ from octavo.internal.v1 import worker_pb2
 from octavo.model_files.lora_support import LoraSupport
 from octavo.pictures.support import NO_PICTURES, PictureSupport
 from octavo.request.ids import Incarnation
-from octavo.text.encoded_prompt import EncoderSupport
+from octavo.text.encoded_prompt import EncoderSupport, SpeechSupport
 from octavo.wire.internal import role_from_wire
 from octavo.wire.pooling import model_pooling_from_wire
 from octavo.wire.public import recommended_from_wire
@@ -45,11 +45,29 @@ def pictures_of(message: worker_pb2.PictureSupport) -> PictureSupport:
         cell=message.cell,
         min_pixels=message.min_pixels,
         max_pixels=message.max_pixels,
+        num_positions=message.num_positions,
     )
 
 
 def encoder_of(message: worker_pb2.EncoderSupport) -> EncoderSupport:
-    return EncoderSupport(start=tuple(message.start), max_encoded=message.max_encoded, max_output=message.max_output)
+    return EncoderSupport(
+        start=tuple(message.start),
+        max_encoded=message.max_encoded,
+        max_output=message.max_output,
+        speech=speech_of(message.speech) if message.HasField("speech") else None,
+    )
+
+
+def speech_of(message: worker_pb2.SpeechSupport) -> SpeechSupport:
+    return SpeechSupport(
+        placeholder=message.placeholder,
+        start=message.start,
+        no_timestamps=message.no_timestamps,
+        previous=message.previous,
+        max_previous=message.max_previous,
+        languages=dict(message.languages),
+        tasks=dict(message.tasks),
+    )
 
 
 def support_of(message: worker_pb2.LoraSupport) -> LoraSupport:

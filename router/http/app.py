@@ -26,6 +26,7 @@ from router.http.paths.adapters import AdapterEndpoint
 from router.http.paths.other_paths import instead_of
 from router.http.paths.several_answers import SeveralAnswers
 from router.http.paths.text_calls import TextCall, TokenizerInfoEndpoint, VersionEndpoint, detokenize, tokenize
+from router.http.paths.transcriptions import TranscriptionEndpoint
 from router.http.reply import Reply
 from router.http.requests import RequestEndpoint
 from router.http.responses.create_endpoint import CreateEndpoint
@@ -38,6 +39,7 @@ from router.streaming.inference_service import InferenceService
 
 RERANK_PATHS = ("/rerank", "/v1/rerank", "/v2/rerank")
 SCORE_PATHS = ("/score", "/v1/score")
+FORM_PATHS = ("/v1/audio/transcriptions",)  # of which a body is a form
 
 
 class ModelEndpoint:
@@ -102,6 +104,7 @@ class OpenAiApp:
                 Route("/v1/chat/completions", NewAnswer(service, read_chat, ChatFormat), methods=["POST"]),
                 Route("/v1/messages", MessageEndpoint(service), methods=["POST"]),
                 Route("/v1/messages/count_tokens", MessageEndpoint(service, counts_only=True), methods=["POST"]),
+                *(Route(path, TranscriptionEndpoint(service), methods=["POST"]) for path in FORM_PATHS),
                 Route("/v1/responses", CreateEndpoint(service), methods=["POST"]),
                 *(
                     Route(f"/v1/responses/{{response_id}}/{what}", StoredEndpoint(service, what), methods=[method])

@@ -34,7 +34,9 @@ from router.streaming.prompts.prefixed import with_prefix
 from router.streaming.prompts.prompt_ends import (
     check_truncation,
     encoded_text,
+    naming_language,
     refuse_encoded,
+    refuse_unspoken,
     truncated,
     with_beginning,
 )
@@ -95,7 +97,7 @@ class RequestPreparer:
         self._pictures.check_chat(request.chat, model)
         if params.stop and not model.tokenizer.has_text:
             raise no_tokenizer("send stop_token_ids instead of stop")
-        params = without_words(params, request.bad_words, model)
+        params = without_words(naming_language(params, request, model), request.bad_words, model)
         try:
             params = with_thinking_marks(params, model.tokenizer)
         except InvalidArgument as error:
@@ -175,6 +177,8 @@ class RequestPreparer:
         if isinstance(request, inference_pb2.GenerateRequest) and request.HasField("prefix"):
             refuse_encoded("prefix", model)
             return await self._read_with_prefix(request, model, tenant)
+        if isinstance(request, inference_pb2.GenerateRequest) and refuse_unspoken(request, model):
+            return await self._pictures.read_spoken(request.speech, model, salt_of(tenant))
         match checked_input(request, model):
             case str() as text:
                 token_ids = await run_aside(len(text), lambda: encoded_text(text, request, model))
@@ -328,7 +332,7 @@ def checked_input(
             told = with_contents(checked.details, request.chat, len(checked.messages))
             return replace(checked, details=told)
     ids = ", token_ids" if isinstance(request, inference_pb2.GenerateRequest) else ""
-    raise InvalidArgument("input", f"send text, raw_text{ids} or chat")
+    raise InvalidArgument("input", f"send text, raw_text{ids} or chat, or speech to a model that writes it down")
 
 
 def checked_chat(chat: ChatPrompt, model: ServedModel) -> CheckedChat:
@@ -352,6 +356,8 @@ def checked_chat(chat: ChatPrompt, model: ServedModel) -> CheckedChat:
 
 def check_input(request: inference_pb2.GenerateRequest, model: ServedModel) -> None:
     """Raises InvalidArgument with all that is wrong with the prompt and can be found without tokenizing."""
+    if refuse_unspoken(request, model):
+        return
     checked = checked_input(request, model)
     if request.WhichOneof("input") == "token_ids":
         token_ids = truncated(cast("Sequence[int]", checked), request, model)

@@ -11,9 +11,10 @@ from folder_qwen_vl import file_of, folder_qwen_vl, picture, shown, text_part
 from live.cluster import Shape
 from live.fixtures import whole
 from live.reader import Reader
+from spoken_types import DE, NO_TIMES, START, TRANSCRIBE, TinySpeech, said, wav
 from transformers_types import DELTA, THREE_LINEAR, WIDE
 
-from octavo.client import SamplingParams
+from octavo.client import SamplingParams, Speech
 
 pytestmark = pytest.mark.timeout(600)  # workers import torch and transformers, and others may need the cores
 GREEDY = SamplingParams(temperature=0.0, max_tokens=400, ignore_eos=True)
@@ -66,11 +67,32 @@ class Sighted:
         self.folder = folder_qwen_vl(folder)
 
 
-KINDS = {"bart": Encoded, "t5-gated": Encoded, "qwen-vl": Sighted, "hybrid": Hybrid}
+class Hearing:
+    """A model that writes down what it hears."""
+
+    samples = (said(0.9), said(1.0, 1))
+    prompts = tuple(Speech(wav(each), "de") for each in samples)
+
+    def __init__(self, name, folder):
+        self.tiny = TinySpeech(folder, max_target_positions=512)
+        self.folder = folder
+
+    def likeliest(self, prompt, output):
+        decoded = [START, DE, TRANSCRIBE, NO_TIMES, *output]
+        logits = self.tiny.logits(self.samples[self.prompts.index(prompt)], decoded)[3:-1].clone()
+        told = self.tiny.model.generation_config
+        logits[:, told.suppress_tokens] = logits[0, told.begin_suppress_tokens] = -torch.inf
+        return logits.argmax(-1).tolist()
+
+
+KINDS = {"bart": Encoded, "t5-gated": Encoded, "qwen-vl": Sighted, "hybrid": Hybrid, "whisper": Hearing}
 
 
 @pytest.fixture(
-    params=["qwen-vl", *(pytest.param(kind, marks=pytest.mark.long) for kind in ("bart", "hybrid", "t5-gated"))]
+    params=[
+        "qwen-vl",
+        *(pytest.param(kind, marks=pytest.mark.long) for kind in ("bart", "hybrid", "t5-gated", "whisper")),
+    ]
 )
 def kind(request, tmp_path):
     return KINDS[request.param](request.param, tmp_path / "model")
@@ -95,7 +117,7 @@ async def test_streams_survive_what_happens_to_workers(pair, kind):
         await asyncio.gather(*(reader.task for reader in undisturbed))
         readers = [Reader(client.generate(p, GREEDY, request_id=f"s{n}")) for n, p in enumerate(kind.prompts)]
         await asyncio.gather(*(reader.until(12, WAIT_S) for reader in readers))
-        assert pictures_in(pair.store) == (isinstance(kind, Sighted))
+        assert pictures_in(pair.store) == (len(kind.prompts) if isinstance(kind, (Sighted, Hearing)) else 0)
         first = await aside(pair.owner, "s0")
         assert (await aside(pair.migrate, "s0", "w1" if first == "w0" else "w0")).num_blocks > 0
         for operation, num_tokens in (("OUT", 0), ("IN", 40), ("DROP", 55)):

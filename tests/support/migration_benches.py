@@ -12,6 +12,7 @@ from gpu_worker.scheduling.state.sequence import FINISHED, CarriedScores, Carrie
 from gpu_worker.scheduling.state.step import StepItems, StepPlan
 from gpu_worker.steps.runner import Runner
 from gpu_worker.testing.witness_runner import WitnessRunner
+from octavo.pictures.picture import pack_pictures
 from octavo.request.hashing import block_hashes
 from octavo.request.ids import BlockHash, BlockId
 from octavo.request.sampling import SamplingParams, TokenScore
@@ -53,7 +54,7 @@ class MigrationBench(Bench):
 def hashes_of(sequence: Sequence, block_size: int) -> list[list[BlockHash]]:
     """The hashes of the blocks that the sequence has computed, of each branch that goes on."""
     going = [branch for branch in sequence.branches if branch.state is not FINISHED]
-    return [block_hashes(sequence.root, branch.tokens[:-1], block_size) for branch in going]
+    return [block_hashes(sequence.root, branch.tokens[:-1], block_size, shown=sequence.shown) for branch in going]
 
 
 def copy_block(source: MigrationBench, target: MigrationBench, block: BlockId, place: BlockId) -> None:
@@ -118,6 +119,7 @@ def move(
     finished = [index for index, branch in enumerate(frozen.branches) if branch.finished]
     totals = tuple(branch.cumulative_logprob for branch in frozen.branches)
     fields = {"epoch": sequence.epoch + 1, "outputs": outputs, "finished_branches": finished}
+    fields["pictures"] = pack_pictures(sequence.pictures)
     moved = target.new(name, sequence.prompt, sequence.params, **fields)
     moved.carried = CarriedScores(totals, tuple(scores), tails) if carry else None
     assert target.scheduler.admit(moved).admitted

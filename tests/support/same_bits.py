@@ -12,9 +12,10 @@ import random
 import struct
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from migration_benches import MigrationBench, move
 
@@ -43,6 +44,7 @@ class Case:
     params: SamplingParams
     at: int
     step_tokens: int  # of the steps after the fault
+    more: Mapping[str, Any] = field(default_factory=dict)  # what else there is to say of the sequence
 
     @property
     def key(self) -> str:
@@ -103,7 +105,7 @@ class Engine(MigrationBench):
 
     def begin(self, case: Case, output: Sequence[int] = ()) -> None:
         outputs = [list(output)] if output else ()
-        self.admit(case.name, list(case.prompt), case.params, outputs=outputs)
+        self.admit(case.name, list(case.prompt), case.params, outputs=outputs, **case.more)
         self.tokens[case.key] = list(output)
 
     def has(self, case: Case, num_tokens: int) -> bool:

@@ -23,8 +23,8 @@ class EncodePicture(Protocol):
     """What stands for the placeholders of a picture, on the CPU. Any thread may call it, beside steps."""
 
     @property
-    def num_states(self) -> int:
-        """How many states each placeholder has: one for the first layer, and those for the outputs of later ones."""
+    def width(self) -> int:
+        """How many numbers there are for each placeholder."""
         ...
 
     @property
@@ -33,7 +33,7 @@ class EncodePicture(Protocol):
         ...
 
     def __call__(self, pixels: bytes, height: int, width: int) -> Tensor:
-        """[placeholders, num_states * hidden size]; the pixels have three bytes each."""
+        """[placeholders, width]. Raises InvalidArgument if the bytes are no picture, or sound, of that size."""
         ...
 
 

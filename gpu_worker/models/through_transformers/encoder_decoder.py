@@ -20,7 +20,7 @@ from transformers.masking_utils import AttentionMaskInterface
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.modeling_utils import AttentionInterface
 
-from gpu_worker.models.decoders.decoder import by_registers
+from gpu_worker.models.decoders.decoder import EncodeTokens, by_registers
 from gpu_worker.models.through_transformers.decoder import CHECK_BLOCK, CHECK_TOLERANCE, TransformersDecoder
 from gpu_worker.models.through_transformers.encoder_step import EncoderStep, Encoding, PositionBias, Role
 from gpu_worker.ops import AttentionOptions, Ops, TokenBatch, make_batch
@@ -86,7 +86,7 @@ class EncoderDecoder(TransformersDecoder):
         self.num_layers, self.num_kv_heads, self.head_dim = self._find_attention()
         self._refused = torch.tensor(self._find_refused(), dtype=torch.int64, device=device)
         self._replace_modules()
-        self.encode = self._encode
+        self.encode: EncodeTokens | None = self._encode
 
     @classmethod
     def load_with_encoder(
@@ -171,23 +171,27 @@ class EncoderDecoder(TransformersDecoder):
     @torch.inference_mode()
     def _encode(self, token_ids: Sequence[int]) -> Tensor:
         """What the encoder gives for its tokens, [num_tokens, size]: the same bits whatever runs beside."""
-        with _running(Encoding()):
+        with running_as(Encoding()):
             ids = torch.tensor([[*token_ids]], device=self._device)
             states: Tensor = cast("Any", self._model).get_encoder()(input_ids=ids).last_hidden_state[0]
         return states
 
     def forward(self, batch: TokenBatch, kv: Sequence[Tensor], rows: Tensor) -> Tensor:
         step = EncoderStep(self._ops, batch, kv, rows, self._options, self.encoder_support.start[0])
-        with _running(step):
+        with running_as(step):
             result = self._model(
                 encoder_outputs=BaseModelOutput(last_hidden_state=step.states.unsqueeze(0)),
                 decoder_input_ids=step.token_ids.unsqueeze(0),
                 use_cache=False,
             )
         logits: Tensor = result.logits[0]
+        self._refuse(logits, batch.token_ids[rows])
+        return logits
+
+    def _refuse(self, logits: Tensor, last: Tensor) -> None:
+        """Keeps out what the model never generates, and what it does not after its `last` tokens, one for each row."""
         if len(self._refused):
             logits[:, self._refused] = -torch.inf
-        return logits
 
     def states(self, forwarded: Tensor, first: int) -> Tensor:
         raise RuntimeError(f"{self.name}: hidden states of an encoder-decoder are not read")
@@ -195,10 +199,10 @@ class EncoderDecoder(TransformersDecoder):
     @torch.inference_mode()
     def verify(self) -> None:
         """Runs a prompt and some output in pieces. BadModel if the model's own attention gives other logits."""
-        num_tokens = CHECKED_ENCODED + len(self.encoder_support.start) + CHECKED_OUTPUT
-        tokens = [(i * 7919 + 13) % self.vocab_size for i in range(num_tokens)]
-        tokens[CHECKED_ENCODED : num_tokens - CHECKED_OUTPUT] = self.encoder_support.start
-        encoded = tokens[:CHECKED_ENCODED]
+        encoded, states = self._encoded_to_check()
+        num_encoded, num_tokens = len(encoded), len(encoded) + len(self.encoder_support.start) + CHECKED_OUTPUT
+        output = [(i * 7919 + 13) % self.vocab_size for i in range(num_tokens - CHECKED_OUTPUT, num_tokens)]
+        tokens = [*encoded, *self.encoder_support.start, *output]
         shape = KvShape(
             num_layers=self.num_layers,
             num_kv_heads=self.num_kv_heads,
@@ -208,16 +212,16 @@ class EncoderDecoder(TransformersDecoder):
         )
         table = list(range(-(-num_tokens // CHECK_BLOCK)))[::-1]
         kv = list(shape.allocate_arena(len(table), self._device).unbind(0))
-        states, start, parts = self._encode(encoded), 0, []
+        start, parts = 0, []
         for end in (5, num_tokens - 3, num_tokens - 1, num_tokens):
             places = range(start, end)
             slots = [table[p // CHECK_BLOCK] * CHECK_BLOCK + p % CHECK_BLOCK for p in places]
             batch = make_batch(tokens[start:end], places, slots, [end - start], [end], [table], self._device)
-            batch.encoded = EncodedRows([CHECKED_ENCODED], states[start:end])
-            rows = torch.arange(min(max(start, CHECKED_ENCODED), end) - start, end - start, device=self._device)
+            batch.encoded = EncodedRows([num_encoded], states[start:end])
+            rows = torch.arange(min(max(start, num_encoded), end) - start, end - start, device=self._device)
             parts.append(self.forward(batch, kv, rows))
             start = end
-        found, expected = torch.cat(parts), self._own(encoded, tokens[CHECKED_ENCODED:])
+        found, expected = torch.cat(parts), self._own(encoded, tokens[num_encoded:])
         finite = found.isfinite()
         error = float((found - expected)[finite].abs().max() / expected[finite].abs().max())
         if not error <= CHECK_TOLERANCE:
@@ -230,15 +234,25 @@ class EncoderDecoder(TransformersDecoder):
         model = cast("Any", self._model)
         model.set_attn_implementation("sdpa")
         try:
-            ids, outputs = (torch.tensor([each], device=self._device) for each in (encoded, decoded))
-            logits: Tensor = model(input_ids=ids, decoder_input_ids=outputs, use_cache=False).logits[0].float()
+            outputs = torch.tensor([decoded], device=self._device)
+            result = model(**self._own_inputs(encoded), decoder_input_ids=outputs, use_cache=False)
+            logits: Tensor = result.logits[0].float()
             return logits
         finally:
             model.set_attn_implementation(self.attention)
 
+    def _encoded_to_check(self) -> tuple[list[int], Tensor]:
+        """Tokens that the encoder reads, and what it gives for them."""
+        encoded = [(i * 7919 + 13) % self.vocab_size for i in range(CHECKED_ENCODED)]
+        return encoded, self._encode(encoded)
+
+    def _own_inputs(self, encoded: list[int]) -> dict[str, Tensor]:
+        """What the model's own encoder reads."""
+        return {"input_ids": torch.tensor([encoded], device=self._device)}
+
 
 @contextmanager
-def _running(what: EncoderStep | Encoding) -> Iterator[None]:
+def running_as(what: EncoderStep | Encoding) -> Iterator[None]:
     token = _current.set(what)
     try:
         yield

@@ -39,7 +39,7 @@ class PictureDecoder(TransformersDecoder):
         super().__init__(model, ops, device)
         self.picture_support = patches.support
         inner = cast("Any", model).model
-        self._encoder = PictureEncoder(inner.visual, patches, device)
+        self._encoder = PictureEncoder(inner.visual, patches, self.hidden_size, device)
         self.encode_picture = self._encoder
         if self._encoder.num_states > 1:
             inner.language_model.register_forward_pre_hook(self._with_deeper_states, with_kwargs=True)

@@ -1,7 +1,7 @@
 """From plain values to the messages that only a worker sends. What routers send too is in octavo.wire."""
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from gpu_worker.blocks.prefix_cache import STORED
 from gpu_worker.engine.worker_watch import CLEARED, CacheEvent, CacheEventBatch, WorkerWatch
@@ -16,6 +16,7 @@ from octavo.model_files.lora_support import LoraSupport
 from octavo.pictures.support import PictureSupport
 from octavo.request.ids import Incarnation
 from octavo.request.record import WorkerRole
+from octavo.text.encoded_prompt import EncoderSupport
 from octavo.v1 import admin_pb2
 from octavo.wire.internal import INTERNAL_REVISION, ROLES, item_to_wire
 from octavo.wire.pooling import model_pooling_to_wire
@@ -69,9 +70,14 @@ def hello_to_wire(
         pooling=model_pooling_to_wire(info.pooling),
         lora_support=support_to_wire(support),
         picture_support=worker_pb2.PictureSupport(**asdict(pictures)),
-        encoder_support=worker_pb2.EncoderSupport(**asdict(info.encoder)) if info.encoder.exists else None,
+        encoder_support=encoder_to_wire(info.encoder) if info.encoder.exists else None,
         ranks=[admin_pb2.WorkerRank(rank=each.rank, host=each.host, pid=each.pid) for each in ranks],
     )
+
+
+def encoder_to_wire(encoder: EncoderSupport) -> worker_pb2.EncoderSupport:
+    speech = None if encoder.speech is None else worker_pb2.SpeechSupport(**asdict(encoder.speech))
+    return worker_pb2.EncoderSupport(**asdict(replace(encoder, speech=None)) | {"speech": speech})
 
 
 def support_to_wire(support: LoraSupport) -> worker_pb2.LoraSupport:

@@ -131,28 +131,64 @@ class HelloResponse(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., internal_revision: _Optional[int] = ..., model: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., block_size: _Optional[int] = ..., kv_dtype: _Optional[str] = ..., kv_layout: _Optional[str] = ..., num_blocks: _Optional[int] = ..., num_host_blocks: _Optional[int] = ..., context_tokens: _Optional[int] = ..., vocab_size: _Optional[int] = ..., tokenizer: _Optional[str] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., max_batch_tokens: _Optional[int] = ..., max_batch_sequences: _Optional[int] = ..., device: _Optional[str] = ..., sampling_defaults: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., max_sequence_blocks: _Optional[int] = ..., role: _Optional[_Union[WorkerRole, str]] = ..., numerics: _Optional[str] = ..., pooling: _Optional[_Union[ModelPooling, _Mapping]] = ..., lora_support: _Optional[_Union[LoraSupport, _Mapping]] = ..., picture_support: _Optional[_Union[PictureSupport, _Mapping]] = ..., ranks: _Optional[_Iterable[_Union[_admin_pb2.WorkerRank, _Mapping]]] = ..., encoder_support: _Optional[_Union[EncoderSupport, _Mapping]] = ...) -> None: ...
 
 class EncoderSupport(_message.Message):
-    __slots__ = ("start", "max_encoded", "max_output")
+    __slots__ = ("start", "max_encoded", "max_output", "speech")
     START_FIELD_NUMBER: _ClassVar[int]
     MAX_ENCODED_FIELD_NUMBER: _ClassVar[int]
     MAX_OUTPUT_FIELD_NUMBER: _ClassVar[int]
+    SPEECH_FIELD_NUMBER: _ClassVar[int]
     start: _containers.RepeatedScalarFieldContainer[int]
     max_encoded: int
     max_output: int
-    def __init__(self, start: _Optional[_Iterable[int]] = ..., max_encoded: _Optional[int] = ..., max_output: _Optional[int] = ...) -> None: ...
+    speech: SpeechSupport
+    def __init__(self, start: _Optional[_Iterable[int]] = ..., max_encoded: _Optional[int] = ..., max_output: _Optional[int] = ..., speech: _Optional[_Union[SpeechSupport, _Mapping]] = ...) -> None: ...
+
+class SpeechSupport(_message.Message):
+    __slots__ = ("placeholder", "start", "no_timestamps", "previous", "max_previous", "languages", "tasks")
+    class LanguagesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    class TasksEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    PLACEHOLDER_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    NO_TIMESTAMPS_FIELD_NUMBER: _ClassVar[int]
+    PREVIOUS_FIELD_NUMBER: _ClassVar[int]
+    MAX_PREVIOUS_FIELD_NUMBER: _ClassVar[int]
+    LANGUAGES_FIELD_NUMBER: _ClassVar[int]
+    TASKS_FIELD_NUMBER: _ClassVar[int]
+    placeholder: int
+    start: int
+    no_timestamps: int
+    previous: int
+    max_previous: int
+    languages: _containers.ScalarMap[str, int]
+    tasks: _containers.ScalarMap[str, int]
+    def __init__(self, placeholder: _Optional[int] = ..., start: _Optional[int] = ..., no_timestamps: _Optional[int] = ..., previous: _Optional[int] = ..., max_previous: _Optional[int] = ..., languages: _Optional[_Mapping[str, int]] = ..., tasks: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class PictureSupport(_message.Message):
-    __slots__ = ("refusal", "token_id", "cell", "min_pixels", "max_pixels")
+    __slots__ = ("refusal", "token_id", "cell", "min_pixels", "max_pixels", "num_positions")
     REFUSAL_FIELD_NUMBER: _ClassVar[int]
     TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
     CELL_FIELD_NUMBER: _ClassVar[int]
     MIN_PIXELS_FIELD_NUMBER: _ClassVar[int]
     MAX_PIXELS_FIELD_NUMBER: _ClassVar[int]
+    NUM_POSITIONS_FIELD_NUMBER: _ClassVar[int]
     refusal: str
     token_id: int
     cell: int
     min_pixels: int
     max_pixels: int
-    def __init__(self, refusal: _Optional[str] = ..., token_id: _Optional[int] = ..., cell: _Optional[int] = ..., min_pixels: _Optional[int] = ..., max_pixels: _Optional[int] = ...) -> None: ...
+    num_positions: int
+    def __init__(self, refusal: _Optional[str] = ..., token_id: _Optional[int] = ..., cell: _Optional[int] = ..., min_pixels: _Optional[int] = ..., max_pixels: _Optional[int] = ..., num_positions: _Optional[int] = ...) -> None: ...
 
 class LoraSupport(_message.Message):
     __slots__ = ("refusal", "num_layers", "modules", "expert_layers", "max_bytes")

@@ -24,11 +24,13 @@ WRONG_HOST = (
     "this listener is on loopback without TLS and keys: call it by an address or as localhost, not by another name; "
     "a proxy must set such a Host"
 )
+WRONG_FORM = "send a form, with the header `Content-Type: multipart/form-data` and its boundary (curl -F does)"
 WRONG_TYPE = "send JSON, with the header `Content-Type: application/json` (curl: -H 'Content-Type: application/json')"
 NO_OPERATOR = json.dumps({"error": "this page needs a certificate with the role operator"}).encode()
 FOREIGN_SITES = frozenset({"cross-site", "same-site"})
 JSON_TYPE = (b"content-type", b"application/json")
 _JSON = re.compile(r"application/(?:[\w.+-]+\+)?json\s*(?:;.*)?", re.IGNORECASE)
+_FORM = re.compile(r"multipart/form-data\s*;.*", re.IGNORECASE)
 _HEADER_NAMES = re.compile(rb"[\w, -]{1,1000}", re.ASCII)
 
 Headers = list[tuple[bytes, bytes]]
@@ -38,7 +40,8 @@ class WebGate:
     """An ASGI application around another one. Requests of web pages pass if their origin is listed, or is its own.
 
     `origins` are those that are listed, as browsers write them, or "*" for all. With `local_names_only`, requests by
-    other names than addresses and localhost are refused. A body must be JSON. `headers` are those of refusals.
+    other names than addresses and localhost are refused. A body must be JSON, and on the paths in `forms` a form: pages
+    are kept from those by what their browser says of them, and by nothing else. `headers` are those of refusals.
     """
 
     def __init__(
@@ -47,6 +50,7 @@ class WebGate:
         origins: Iterable[str] = (),
         *,
         local_names_only: bool,
+        forms: Iterable[str] = (),
         headers: Mapping[str, str] | None = None,
         trail: AccessTrail | None = None,
         listener: ListenerKind = ListenerKind.HTTP,
@@ -56,6 +60,7 @@ class WebGate:
         self._trail = trail
         self._listener = listener
         self._origins = frozenset(origins)
+        self._forms = frozenset(forms)
         self._local_names_only = local_names_only
         self._headers = [(name.encode(), value.encode()) for name, value in (headers or {}).items()]
 
@@ -80,14 +85,20 @@ class WebGate:
 
         if scope["method"] == "OPTIONS" and granted and _values(scope, b"access-control-request-method"):
             await _answer(granting_send, 204, _preflight(scope))
-        elif scope["method"] in ("POST", "PUT", "PATCH") and not _is_json(scope):
-            await self._refuse(granting_send, 415, "Content-Type", WRONG_TYPE)
+        elif scope["method"] in ("POST", "PUT", "PATCH") and (wrong := self._wrong_type(scope)):
+            await self._refuse(granting_send, 415, "Content-Type", wrong)
         else:
             await self._app(scope, receive, granting_send if granted else send)
 
     def _note(self, reason: AccessReason, scope: Any, detail: str) -> None:
         if self._trail is not None:
             self._trail.note_refusal(self._listener, reason, Caller.of_request(scope), scope["path"], detail)
+
+    def _wrong_type(self, scope: Any) -> str:
+        """What to send instead of a body of another type; empty for one of the right type."""
+        if scope["path"] in self._forms:
+            return "" if _is_of(_FORM, scope) else WRONG_FORM
+        return "" if _is_of(_JSON, scope) else WRONG_TYPE
 
     def _why_not(self, scope: Any, origin: str, hosts: list[str]) -> str:
         """Why a request of a web page is refused. Empty if it is not, or if it is of no page."""
@@ -143,9 +154,9 @@ def _is_own(origin: str, hosts: list[str]) -> bool:
     return len(hosts) == 1 and origin.partition("://")[2].lower() == hosts[0].lower() != ""
 
 
-def _is_json(scope: Any) -> bool:
+def _is_of(kind: re.Pattern[str], scope: Any) -> bool:
     types = _values(scope, b"content-type")
-    return len(types) == 1 and bool(_JSON.fullmatch(types[0].strip()))
+    return len(types) == 1 and bool(kind.fullmatch(types[0].strip()))
 
 
 def _granted(origin: str) -> Headers:

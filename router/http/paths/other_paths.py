@@ -2,7 +2,8 @@
 
 COMPLETIONS = "use /v1/completions"
 CHATS = "use /v1/chat/completions"
-TEXT_ALONE = "octavo takes text and pictures, and makes text"
+TEXT_ALONE = "octavo takes text, pictures and speech, and makes text"
+TRANSCRIBED = "use /v1/audio/transcriptions, with task: translate"
 NO_FILES = "octavo keeps no files, batches or conversations; send each request by itself"
 GENERATES = "octavo serves models that generate text; there are /v1/completions and /v1/chat/completions"
 VECTORS = "use /v1/embeddings"
@@ -45,6 +46,7 @@ INSTEAD = {
     "/v1/responses/input_tokens": COUNTED,
     "/v1/responses/compact": "send a shorter input; octavo shortens no conversation",
     "/v1/edits": CHATS,
+    "/v1/audio/translations": TRANSCRIBED,
     "/v1/complete": "use /v1/messages",
     "/v1/messages/batches": NO_FILES,
     "/v1/embed": VECTORS,

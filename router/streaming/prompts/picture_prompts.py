@@ -14,10 +14,21 @@ from octavo.pictures.parts import (
     pictures_of,
     template_content,
 )
-from octavo.pictures.reader import NOTHING_SHOWN, READERS, PictureLimits, ReadPicture, ShownPictures, place_pictures
+from octavo.pictures.reader import (
+    NOTHING_SHOWN,
+    READERS,
+    PictureLimits,
+    ReadPicture,
+    ShownPictures,
+    place_pictures,
+    spoken_prompt,
+)
+from octavo.request import validation
 from octavo.request.errors import InvalidArgument
+from octavo.text.tokenizers.byte_tokenizer import no_tokenizer
 from octavo.v1 import inference_pb2
 from router.fleet.model_registry import ServedModel
+from router.streaming.prompts.chat_threads import run_aside
 from router.streaming.prompts.picture_fetch import checked_url, fetch_picture
 from router.streaming.prompts.picture_tally import PictureTally
 
@@ -56,6 +67,20 @@ class PicturePrompts:
         self.check_chat(chat, model)
         return [await self._read_one(each, model, salt) for each in _pictures_in(chat)]
 
+    async def read_spoken(
+        self, speech: inference_pb2.Speech, model: ServedModel, salt: str
+    ) -> tuple[list[int], ShownPictures]:
+        """The prompt of a request that shows a sound. Raises InvalidArgument, or Unreachable."""
+        known = model.encoder.speech
+        with self.tally.refusing("model"):
+            if known is None:
+                raise InvalidArgument("speech", f"{model.name} does not hear: send text, or ask another model")
+            model.pictures.require("speech")
+        tokens = await _tokens_before(speech.previous_text, model)
+        start = known.start_of(speech.language, speech.task, tokens, "speech")
+        sound = await self._read_one(PicturePart("speech.sound", data=speech.sound), model, salt)
+        return spoken_prompt(start, sound, model.pictures)
+
     async def _read_one(self, part: PicturePart, model: ServedModel, salt: str) -> ReadPicture:
         data, fetched = part.data, b""
         if part.url and is_data_url(part.url):
@@ -82,6 +107,17 @@ class PicturePrompts:
             return tokens, NOTHING_SHOWN
         with self.tally.refusing("template"):
             return place_pictures(tokens, pictures, model.pictures, FIELD)
+
+
+async def _tokens_before(text: str, model: ServedModel) -> list[int]:
+    """The tokens of what was said before, which begin with a space as words in the middle of a text do."""
+    if not text.strip():
+        return []
+    if not model.tokenizer.has_text:
+        raise no_tokenizer("leave out speech.previous_text")
+    most = model.context_tokens
+    said = validation.validate_text(text, "speech.previous_text", context_tokens=most).strip()
+    return await run_aside(len(said), lambda: model.tokenizer.encode_plain(f" {said}"))
 
 
 def _pictures_in(chat: inference_pb2.Chat) -> list[PicturePart]:

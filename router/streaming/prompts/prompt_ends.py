@@ -1,9 +1,12 @@
 """The two ends of a prompt: the tokens that a tokenizer puts before it, and how much of a long one is kept."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from octavo.request import limits
 from octavo.request.errors import InvalidArgument
+from octavo.request.sampling import SamplingParams
+from octavo.text.encoded_prompt import NAME_LANGUAGE
 from octavo.v1 import inference_pb2
 from router.fleet.model_registry import ServedModel
 
@@ -23,6 +26,25 @@ def refuse_encoded(field: str, model: ServedModel) -> None:
     """Raises InvalidArgument if the model has an encoder, for which no prompt is the beginning of another."""
     if model.encoder.exists:
         raise InvalidArgument(field, f"{model.name} encodes prompts whole, and none begins with another: leave it out")
+
+
+def refuse_unspoken(request: inference_pb2.GenerateRequest, model: ServedModel) -> bool:
+    """Whether the prompt is speech. Raises InvalidArgument if it is not, for a model that hears nothing else."""
+    field: str | None = request.WhichOneof("input")
+    if model.encoder.speech is not None and field not in ("speech", None):
+        raise InvalidArgument(field, f"{model.name} writes down what it hears: send speech, or ask another model")
+    return field == "speech"
+
+
+def naming_language(
+    params: SamplingParams, request: inference_pb2.GenerateRequest, model: ServedModel
+) -> SamplingParams:
+    """The parameters of a request that asks which language is spoken: its output is the token of one."""
+    known = model.encoder.speech
+    if known is None or request.speech.task != NAME_LANGUAGE:
+        return params
+    languages = tuple(sorted(known.languages.values()))
+    return replace(params, max_tokens=1, min_tokens=0, allowed_token_ids=languages, skip_special_tokens=False)
 
 
 def with_beginning(token_ids: list[int], request: Prompted, model: ServedModel) -> list[int]:

@@ -1,11 +1,14 @@
 """A client's request becomes a sequence with a concrete value in every field, or is refused."""
 
 import pytest
+from spoken_types import said, wav
 
+from octavo.pictures.picture import parse_pictures
+from octavo.pictures.support import PictureSupport
 from octavo.request.errors import InvalidArgument, NoTokenizer
 from octavo.request.ids import Incarnation
 from octavo.request.sampling import SamplingParams
-from octavo.text.encoded_prompt import EncoderSupport
+from octavo.text.encoded_prompt import EncoderSupport, SpeechSupport
 from octavo.v1 import inference_pb2, types_pb2
 from octavo.wire.public import sampling_from_bytes, sampling_to_wire
 from octavo.wire.requests import request_hash
@@ -115,3 +118,63 @@ async def test_a_model_with_an_encoder_gets_the_tokens_that_start_its_decoder(he
         assert await refused_fields(preparer, request) == {field}
     with pytest.raises(InvalidArgument, match=r"^text: name encodes prompts whole"):
         await preparer.beginning(model, "once", is_system=False)
+
+
+HEARS = SpeechSupport(
+    placeholder=9, start=5, no_timestamps=6, previous=7, max_previous=3, languages={"en": 1, "de": 2},
+    tasks={"transcribe": 3, "translate": 4},
+)  # fmt: skip
+
+
+async def test_a_model_that_hears_gets_a_sound_and_the_tokens_that_say_what_to_write(hello):
+    support = EncoderSupport(start=(5,), max_encoded=50, max_output=20, speech=HEARS)
+    sounds, models = PictureSupport(refusal="", token_id=9, cell=1, num_positions=50), ModelRegistry()
+    facts = hello("w", encoder=support, pictures=sounds, context_tokens=70)
+    assert facts_in(description_of(facts)).encoder == facts.encoder == support, "the store remembers it"
+    assert not await models.add_worker(facts)
+    preparer = RequestPreparer(models, Incarnation("router"))
+
+    def spoken(**more):
+        return {"speech": inference_pb2.Speech(**{"sound": wav(said(0.5)), "language": "de", **more})}
+
+    def asked(speech, **more):
+        return inference_pb2.GenerateRequest(**speech, **more)
+
+    prepared = await preparer.prepare(asked(spoken(), sampling={"max_tokens": 1000}))
+    new, [(digest, samples)] = prepared.new, prepared.pictures.items()
+    assert new.prompt == [*[9] * 50, 5, 2, 3, 6] and new.max_tokens == 16
+    assert new.pictures == f"{digest}:0:1:50" and len(samples) == 4 * 8000
+    support.check_sequence(new.prompt, new.salt, sampling_from_bytes(new.sampling))
+    sounds.check_prompt(new.prompt, parse_pictures(new.pictures))
+    other = (await preparer.prepare(asked(spoken(task="translate", previous_text=" abcd\n")))).new
+    assert other.prompt == [*[9] * 50, 7, *b"bcd", 5, 2, 4, 6]
+    assert (other.salt, other.pictures) == (new.salt, new.pictures), "they share the blocks of what is heard"
+    naming = await preparer.prepare(asked(spoken(language="", task="language"), sampling={"max_tokens": 9}))
+    params = sampling_from_bytes(naming.new.sampling)
+    assert naming.new.prompt == [*[9] * 50, 5] and (params.max_tokens, params.allowed_token_ids) == (1, (1, 2))
+    support.check_sequence(naming.new.prompt, naming.new.salt, params)
+    for speech, field in (
+        (spoken(task="language"), "speech.task"),
+        (spoken(sound=b""), "speech.sound"),
+        (spoken(sound=b"fLaC"), "speech.sound"),
+        (spoken(sound=wav(said(1.2))), "speech.sound"),
+        (spoken(language=""), "speech.language"),
+        (spoken(language="x" * 1000), "speech.language"),
+        (spoken(task="sing"), "speech.task"),
+        (spoken(previous_text="x" * 10_000), "speech.previous_text"),
+        ({"text": "abc"}, "text"),
+        ({"token_ids": ids(*new.prompt)}, "token_ids"),
+        ({}, "input"),
+    ):
+        assert await refused_fields(preparer, asked(speech)) == {field}
+    for more in ({"sampling": {"prompt_logprobs": 1}}, {"prefix": "any"}, {"truncate_prompt_tokens": 2}):
+        assert await refused_fields(preparer, asked(spoken(), **more))
+    for pictures in ((), parse_pictures(f"{digest}:1:1:49"), parse_pictures(f"{digest}:0:2:25")):
+        with pytest.raises(InvalidArgument, match="send speech"):
+            sounds.check_prompt(new.prompt, pictures)
+
+
+async def test_a_model_of_text_does_not_hear(make_preparer):
+    preparer = await make_preparer()
+    request = inference_pb2.GenerateRequest(speech=inference_pb2.Speech(sound=b"any"))
+    assert await refused_fields(preparer, request) == {"speech"}

@@ -31,13 +31,13 @@ async def app(scope, receive, send):
 async def ask(request):
     """Sends one request of these headers, and returns status, headers and body of the answer."""
     trail = AccessTrail(ListenerKind.HTTP)
-    gate = WebGate(app, [LISTED], local_names_only=request.param, trail=trail)
+    gate = WebGate(app, [LISTED], local_names_only=request.param, forms=["/form"], trail=trail)
     server = HttpServer(gate, "127.0.0.1:0", "--http-listen")
     host, _, port = (await server.start()).rpartition(":")
 
-    async def one(method, *lines, body="", name="localhost"):
+    async def one(method, *lines, body="", name="localhost", path="/v1/models"):
         reader, writer = await asyncio.open_connection(host, int(port))
-        head = [f"{method} /v1/models HTTP/1.1", f"host: {name}", "connection: close", f"content-length: {len(body)}"]
+        head = [f"{method} {path} HTTP/1.1", f"host: {name}", "connection: close", f"content-length: {len(body)}"]
         writer.write("\r\n".join([*head, *lines, "", body]).encode())
         async with asyncio.timeout(30):
             answer = await reader.read()
@@ -106,6 +106,23 @@ async def test_a_body_is_json_or_refused(ask, kinds):
         assert status == 415
         assert "Content-Type: application/json" in json.loads(body)["error"]["message"]
         assert ("access-control-allow-origin" in headers) == bool(origin)
+
+
+async def test_a_path_of_forms_takes_them_alone_and_none_of_a_foreign_page(ask):
+    form = "content-type: multipart/form-data; boundary=x"
+    for lines, expected in (
+        ((form,), 200),
+        ((form, f"origin: {LISTED}"), 200),
+        ((JSON,), 415),
+        ((form, form), 415),
+        (("content-type: multipart/form-data",), 415),
+        ((form, "origin: null"), 403),
+        ((form, "origin: http://evil.example"), 403),
+        ((form, "sec-fetch-site: cross-site"), 403),
+    ):
+        status, _, body = await ask("POST", *lines, body="--x--", path="/form")
+        assert (status, body == b"secret") == (expected, expected == 200), lines
+    assert (await ask("POST", form, body="--x--"))[0] == 415, "other paths take none"
 
 
 async def test_what_no_foreign_page_sends_is_served(ask):

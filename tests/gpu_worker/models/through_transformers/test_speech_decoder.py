@@ -1,0 +1,205 @@
+"""Whisper: the features and tokens of Transformers, each sound encoded once, and equal bits alone and beside others."""
+
+import array
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import transformers
+from effort import diagonal
+from same_bits import FAULTS, Engine, Engines, draw_cases
+from spoken_types import DE, EN, NO_TIMES, POSITIONS, PREVIOUS, START, TRANSCRIBE, TRANSLATE, TinySpeech, said
+
+from gpu_worker.models.through_transformers.log_mel import log_mel
+from gpu_worker.ops import native
+from gpu_worker.running.model_runner import ModelRunner
+from octavo.pictures.picture import Picture, digest_pixels, pack_pictures
+from octavo.request.errors import BadModel, InvalidArgument
+from octavo.request.sampling import SamplingParams
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
+OPTIONS = ({}, {"dtype": "bfloat16"}, {"kv_cache_dtype": "int8"})
+FOUND_AGAIN = [fault for fault in FAULTS if fault != "prefix hit"]  # which has a test of its own below
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory) -> TinySpeech:
+    return TinySpeech(tmp_path_factory.mktemp("whisper"))
+
+
+def heard(runner: ModelRunner, samples: list[float]) -> dict[str, object]:
+    """What a sequence says that hears this, which the runner has encoded."""
+    data = array.array("f", samples).tobytes()
+    sound = Picture(digest_pixels(data, 1, POSITIONS, ""), 0, 1, POSITIONS)
+    runner.pictures.add(runner.pictures.encode(sound, data))
+    return {"pictures": pack_pictures([sound])}
+
+
+def prompt_of(runner: ModelRunner, language="en", task="", previous=()) -> list[int]:
+    encoder = runner.info.encoder
+    start = encoder.speech.start_of(language, task, previous, "speech")
+    return [encoder.speech.placeholder] * encoder.max_encoded + start
+
+
+def engine_of(runner: ModelRunner, **config) -> Engine:
+    return Engine(runner=runner, **{"max_batch_tokens": 64, "max_batch_sequences": 16, **config})
+
+
+@pytest.mark.parametrize(("seconds", "most", "bands"), [(30, 30, 80), (7.7, 30, 128), (0.31, 1, 80), (0, 1, 80)])
+def test_features_are_those_of_transformers(seconds, most, bands):
+    rng = np.random.default_rng(0)
+    samples = rng.standard_normal(int(seconds * 16000)).astype(np.float32)
+    samples *= np.abs(np.sin(np.arange(len(samples)) / 5000)).astype(np.float32)
+    extractor = transformers.WhisperFeatureExtractor(feature_size=bands, chunk_length=most)
+    padded = samples if len(samples) else np.zeros(1, np.float32)
+    expected = extractor(padded, sampling_rate=16000, return_tensors="np").input_features[0]
+    found = log_mel(samples, most * 16000, bands)
+    assert found.shape == expected.shape == (bands, most * 100)
+    assert np.abs(found - expected).max() < 2e-5
+
+
+def test_sounds_get_the_tokens_of_generate(tiny, load):
+    """Together, in steps of 16 tokens, so that prompts are cut while others decode."""
+    runner = load(tiny.directory)
+    engine, asked = engine_of(runner, max_batch_tokens=16), {}
+    for seed, (language, task) in enumerate([("en", "transcribe"), ("de", "transcribe"), ("de", "translate")]):
+        for seconds in (0.05, 0.8, 1.0):
+            samples, name = said(seconds, seed), f"{language}{task}{seconds}"
+            engine.admit(name, prompt_of(runner, language, task), GREEDY, **heard(runner, samples))
+            asked[f"{name}.0"] = tiny.generate(samples, 20, language=language, task=task)
+    engine.finish(10_000)
+    assert engine.tokens == asked
+    assert len({tuple(each) for each in asked.values()}) == 9
+    assert all(tokens[0] not in range(110, 200) for tokens in asked.values()), "what does not begin an output"
+
+
+def test_a_language_is_named_as_transformers_names_it(tiny, load):
+    """Whatever is never to come otherwise: here it is all but two tokens, which are no languages."""
+    tiny.model.generation_config.suppress_tokens, usual = [*range(3, 272)], tiny.model.generation_config.suppress_tokens
+    tiny.model.save_pretrained(tiny.directory.parent / "silent")
+    tiny.model.generation_config.suppress_tokens = usual
+    runner, found = load(tiny.directory.parent / "silent"), {}
+    engine = engine_of(runner, max_batch_tokens=32)
+    naming = replace(GREEDY, max_tokens=1, allowed_token_ids=(EN, DE))
+    for seed in (10, 11):
+        samples = said(0.6, seed)
+        engine.admit(f"s{seed}", prompt_of(runner, "", "language"), naming, **heard(runner, samples))
+        found[f"s{seed}.0"] = tiny.model.detect_language(input_features=tiny.features(samples)).tolist()
+    engine.finish(10_000)
+    assert engine.tokens == found and len(set(map(tuple, found.values()))) == 2
+
+
+def test_what_was_said_before_is_heard(tiny, load):
+    """As Transformers has it, of which the last tokens count."""
+    runner, samples = load(tiny.directory), said(0.6, 4)
+    engine, sound = engine_of(runner), heard(runner, samples)
+    for name, before in (("some", [40, 41, 42]), ("many", [*range(30, 90)])):
+        engine.admit(name, prompt := prompt_of(runner, previous=before), GREEDY, **sound)
+        assert prompt[POSITIONS:] == [PREVIOUS, *before[-31:], START, EN, TRANSCRIBE, NO_TIMES]
+        decoded = prompt[POSITIONS:]
+        engine.finish(10_000)
+        output = engine.tokens[f"{name}.0"]
+        logits = tiny.logits(samples, [*decoded, *output])[len(decoded) - 1 : -1].clone()
+        logits[:, tiny.model.generation_config.suppress_tokens] = -float("inf")
+        logits[0, tiny.model.generation_config.begin_suppress_tokens] = -float("inf")
+        assert output == logits.argmax(-1).tolist()
+
+
+@pytest.mark.skipif(native.load() is None, reason="the reference ops round by the batch's shape")
+@pytest.mark.parametrize(("fault", "options"), diagonal(FOUND_AGAIN, OPTIONS))
+def test_a_continued_sequence_has_the_same_bits(fault, options, tiny, load):
+    """Another worker encodes the sound again and computes all again, or it goes on there with its blocks, or here."""
+    runners = [load(tiny.directory, swap_bytes=1 << 22, **options) for _ in range(2)]
+    assert runners[0].info.piece_invariant
+    for runner in runners:
+        more = heard(runner, said(0.7, 2))
+    drawn = draw_cases([*range(30, 250)], 20, 3, (20, 30), (12, 30))
+    cases = [
+        replace(case, prompt=tuple(prompt_of(runners[0], previous=case.prompt[:5])), more=more)
+        for case in drawn
+        if case.fault == fault
+    ]
+    assert len(cases) == 4
+    for compared in Engines(runners).compare(cases):
+        assert compared.num_tokens and not compared.wrong_tokens and not compared.wrong_scores, compared.case
+
+
+def test_blocks_are_found_again_by_what_was_heard(tiny, load):
+    """Whatever the language is: blocks of a sound do not depend on it. Another sound has none of them."""
+    runner = load(tiny.directory)
+    engine, samples = engine_of(runner), said(0.9, 6)
+    asked = (("first", "en", samples, 0), ("again", "en", samples, 48), ("other", "en", said(0.9, 7), 0),
+             ("german", "de", samples, 48))  # fmt: skip
+    for name, language, each, cached in asked:
+        more = {"root": b"r", **heard(runner, each)}
+        sequence = engine.new(name, prompt_of(runner, language), GREEDY, **more)
+        assert engine.scheduler.admit(sequence).admitted
+        engine.finish(10_000)
+        assert sequence.cached_tokens == cached, name
+        assert engine.tokens[f"{name}.0"] == tiny.generate(each, 20, language=language)
+
+
+def test_branches_and_beams(tiny, load):
+    runner, samples = load(tiny.directory), said(0.4, 8)
+    sound = heard(runner, samples)
+
+    def answers(params, **config):
+        engine = engine_of(runner, **config)
+        engine.admit("a", prompt_of(runner), params, **sound)
+        engine.finish(10_000)
+        return [engine.tokens[f"a.{branch}"] for branch in range(params.n)]
+
+    several = SamplingParams(temperature=1.0, seed=7, n=3, max_tokens=12, ignore_eos=True)
+    drawn = answers(several)
+    assert len(set(map(tuple, drawn))) == 3
+    for speculation in ("off", "lookup"):
+        assert answers(several, speculation=speculation, prefix_caching=False) == drawn
+    [best] = answers(SamplingParams(beam_width=3, n=1, max_tokens=6, ignore_eos=True))
+    assert best == tiny.generate(samples, 6, num_beams=3, early_stopping=True, length_penalty=1.0)
+    [penalized] = answers(replace(GREEDY, repetition_penalty=1.7))
+    assert penalized == tiny.generate(samples, 20, repetition_penalty=1.7) != answers(GREEDY)[0]
+
+
+def test_a_model_of_english_alone_has_neither_languages_nor_tasks(tmp_path, load):
+    tiny = TinySpeech(tmp_path, multilingual=False)
+    runner, samples = load(tmp_path), said(0.5)
+    engine = engine_of(runner)
+    assert prompt_of(runner, "")[POSITIONS:] == [START, NO_TIMES]
+    engine.admit("a", prompt_of(runner), GREEDY, **heard(runner, samples))
+    engine.finish(10_000)
+    assert engine.tokens["a.0"] == tiny.generate(samples, 20, language=None, task=None)
+    for language, task, field in (("de", "", "language"), ("", "translate", "task")):
+        with pytest.raises(InvalidArgument, match=f"^speech.{field}: this model writes English speech"):
+            prompt_of(runner, language, task)
+
+
+def test_what_is_not_served_is_refused_by_name(tiny, load, tmp_path, monkeypatch):
+    runner = load(tiny.directory)
+    for language, task, said_of in (
+        ("", "", "language: is missing; name one of de, en"),
+        ("fr", "", "no 'fr'"),
+        ("en", "sing", "task: there is no 'sing'; name one of transcribe, transl"),
+    ):
+        with pytest.raises(InvalidArgument, match=said_of):
+            prompt_of(runner, language, task)
+    for size in (0, 3, 4 * 16001):
+        with pytest.raises(InvalidArgument, match=f"{size} bytes are no sound"):
+            runner.pictures.encode(Picture("0" * 32, 0, 1, POSITIONS), bytes(size))
+    good = prompt_of(runner, "de", "translate", [50, 51])
+    encoder = runner.info.encoder
+    encoder.check_sequence(good, "", GREEDY)
+    assert good[POSITIONS:] == [PREVIOUS, 50, 51, START, DE, TRANSLATE, NO_TIMES]
+    for wrong in (good[:-1], good[:POSITIONS], [*good, 5], good[:-3] + good[-2:], [*good[:POSITIONS], *good[-6:]]):
+        with pytest.raises(InvalidArgument, match="tokens that start the decoder"):
+            encoder.check_sequence(wrong, "", GREEDY)
+    config = tiny.model.generation_config
+    for name, value in (("no_timestamps_token_id", 272), ("lang_to_id", {})):
+        with monkeypatch.context() as patch:
+            patch.setattr(config, name, value)
+            tiny.model.save_pretrained(tmp_path / name)
+        with pytest.raises(BadModel, match=name):
+            load(tmp_path / name)
+    tiny.model.save_pretrained(tmp_path / "dithered")
+    transformers.WhisperFeatureExtractor(dither=0.1).save_pretrained(tmp_path / "dithered")
+    with pytest.raises(BadModel, match=r"preprocessor_config.json: dither is '0.1'"):
+        load(tmp_path / "dithered")

@@ -1,0 +1,214 @@
+"""Transcriptions over HTTP: the text of what a small Whisper hears, streams of it, and what is refused by its field."""
+
+import asyncio
+import json
+import random
+import re
+from pathlib import Path
+
+import openai
+import pytest
+from spoken_types import DE, EN, LETTERS, POSITIONS, TinySpeech, said, wav
+
+from gpu_worker.running.loading import load_runner
+from octavo.client import Speech
+from octavo.pictures.picture import parse_pictures
+from octavo.request.errors import InvalidArgument
+
+PAGE = Path(__file__).resolve().parents[4] / "docs/speech.md"
+PATH, EDGE = "/v1/audio/transcriptions", "edge-of-a-part"
+SAMPLES = said(0.8)
+SOUND = wav(SAMPLES)
+GOOD = {"language": "de", "max_tokens": 20, "ignore_eos": "true"}
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    return TinySpeech(
+        tmp_path_factory.mktemp("whisper"), suppress=[token for token in range(272) if token not in LETTERS]
+    )
+
+
+@pytest.fixture
+async def hearing(world, tiny):
+    runner = load_runner(str(tiny.directory), kv_cache_bytes=1 << 22, block_size=8, swap_bytes=0)
+    await world.start([runner], 1, router={"http_unknown_fields": "refuse"})
+    return world
+
+
+def form(sound=SOUND, edge=EDGE, **fields):
+    """The bytes of a form with a file, and texts."""
+    parts = [] if sound is None else [('name="file"; filename="a.wav"\r\nContent-Type: audio/wav', sound)]
+    parts += [(f'name="{name}"', str(value).encode()) for name, value in fields.items()]
+    data = b"".join(
+        f"--{edge}\r\nContent-Disposition: form-data; {head}\r\n\r\n".encode() + content + b"\r\n"
+        for head, content in parts
+    )
+    return data + f"--{edge}--\r\n".encode()
+
+
+@pytest.fixture
+def ask(hearing, call):
+    async def one(sound=SOUND, body=None, kind=f"multipart/form-data; boundary={EDGE}", **fields):
+        return await call("POST", PATH, form(sound, **fields) if body is None else body, content_type=kind)
+
+    return one
+
+
+async def test_the_text_is_that_of_transformers(hearing, tiny, ask, call):
+    """In one piece, as plain text, and in a stream; also as somebody else's package asks."""
+    told = "".join(map(chr, tiny.generate(SAMPLES, 20, language="de"))).strip()
+    answer = await ask(**GOOD)
+    usage = {"input_tokens": POSITIONS + 4, "output_tokens": 20, "total_tokens": POSITIONS + 24, "type": "tokens",
+             "input_token_details": {"audio_tokens": POSITIONS, "text_tokens": 4}}  # fmt: skip
+    assert answer.object == {"text": told, "usage": usage}
+    plain = await ask(**GOOD, response_format="text")
+    assert plain.body.decode() == told + "\n" and plain.headers["content-type"].startswith("text/plain")
+    *deltas, done = (await ask(**GOOD, stream="true")).chunks
+    assert {each["type"] for each in deltas} == {"transcript.text.delta"}
+    assert "".join(each["delta"] for each in deltas).rstrip() == told
+    assert (done["type"], done["text"].rstrip(), done["usage"]) == ("transcript.text.done", told, usage)
+    streamed = await ask(**GOOD, stream="true")
+    first, request_id = streamed.chunks[0], streamed.headers["x-request-id"]
+    rest = await call("GET", f"/v1/requests/{request_id}?stream=true&after={first['resume_token']}")
+    texts = [choice["text"] for chunk in rest.chunks for choice in chunk["choices"]]
+    assert (first["delta"] + "".join(texts)).rstrip() == told
+    client = openai.AsyncOpenAI(base_url=f"http://{hearing.routers[0].http_endpoint}/v1", api_key="none", max_retries=0)
+    async with client:
+        asked = {"model": hearing.runners[0].info.model, "file": ("a.wav", SOUND), "language": "de", "extra_body": {
+            "max_tokens": 20, "ignore_eos": True}}  # fmt: skip
+        assert (await client.audio.transcriptions.create(**asked)).text == told
+        events = [event async for event in await client.audio.transcriptions.create(**asked, stream=True)]
+        assert events[-1].text.rstrip() == told
+        with pytest.raises(openai.BadRequestError) as refused:
+            await client.audio.transcriptions.create(**{**asked, "file": ("a.mp3", b"ID3\x03" + bytes(99))})
+    assert refused.value.param == "file" and "is MP3, and WAV is read" in refused.value.message
+
+
+async def test_the_sdk_gets_the_same_text(hearing, tiny):
+    client = hearing.client()
+    [model] = await client.models()
+    assert model.takes_speech
+    answer = await client.complete(Speech(SOUND, "de", "translate"), max_tokens=20, temperature=0.0, ignore_eos=True)
+    told = tiny.generate(SAMPLES, 20, language="de", task="translate")
+    assert list(answer.outputs[0].token_ids) == told and answer.text == "".join(map(chr, told))
+    for wrong, what in ((Speech("a"), "give bytes of a file"), (Speech(b"a", "\ud800"), "give bytes of a file")):
+        with pytest.raises(InvalidArgument, match=what):
+            await client.complete(wrong)
+    with pytest.raises(InvalidArgument, match="no text to tokenize"):
+        await client.tokenize(Speech(SOUND))
+
+
+async def test_the_example_of_the_page_runs(hearing, tiny, tmp_path, monkeypatch, capsys):
+    code = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)[0]
+    router, name = hearing.routers[0], hearing.runners[0].info.model
+    for there, here in (("58051", router.http_endpoint), ("50051", router.endpoint)):
+        code = code.replace(f"127.0.0.1:{there}", here)
+    (tmp_path / "speech.wav").write_bytes(SOUND)
+    monkeypatch.chdir(tmp_path)
+    found = {}
+    await asyncio.to_thread(exec, compile(code.replace("openai/whisper-tiny", name), str(PAGE), "exec"), found)
+    found["client"].close()
+    first, second = capsys.readouterr().out.splitlines()
+    told = "".join(map(chr, tiny.generate(SAMPLES, 60)))
+    assert first == told.strip() and second == told
+
+
+async def test_fields_say_how_the_decoder_starts(hearing, tiny, ask):
+    found = []
+    for more in ({}, {"language": "EN"}, {"task": "translate"}, {"prompt": "1"}):
+        answer = await ask(**{**GOOD, **more, "request_id": f"r{len(found)}"})
+        assert answer.status == 200, answer.body
+        record = hearing.entry(f"r{len(found)}").record
+        assert parse_pictures(record.pictures)[0].columns == POSITIONS
+        found.append((answer.object["text"], record.prompt_len - POSITIONS))
+    told = [
+        tiny.generate(SAMPLES, 20, **each) for each in ({"language": "de"}, {}, {"language": "de", "task": "translate"})
+    ]
+    assert found[:3] == [("".join(map(chr, each)).strip(), 4) for each in told]
+    assert found[3][1] == 7 and len({text for text, _ in found}) == 4
+
+
+async def test_a_language_that_is_left_out_is_that_which_transformers_hears(hearing, tiny, ask):
+    heard = set()
+    for seed in (10, 11):
+        samples = said(0.6, seed)
+        [token] = tiny.model.detect_language(input_features=tiny.features(samples)).tolist()
+        language = {EN: "en", DE: "de"}[token]
+        left_out = await ask(wav(samples), **{**GOOD, "language": ""})
+        assert left_out.object["text"] == (await ask(wav(samples), **{**GOOD, "language": language})).object["text"]
+        named = await ask(wav(samples), task="language")
+        assert named.object["text"] == f"<|{language}|>"
+        heard.add(language)
+    assert len(heard) == 2
+
+
+async def test_what_is_wrong_is_named_as_the_form_has_it(ask):
+    for fields, field, what in (
+        ({"sound": None}, "file", "is missing"),
+        ({"sound": b""}, "file", "has no bytes"),
+        ({"sound": SOUND[:999]}, "file", "send the whole file"),
+        ({"sound": wav(said(1.1))}, "file", "hears 1 s at once"),
+        ({"task": "language"}, "task", "send the sound alone"),
+        ({"language": "fr"}, "language", "there is no 'fr'"),
+        ({"task": "sing"}, "task", "there is no 'sing'"),
+        ({"model": "other"}, "model", "no model 'other'"),
+        ({"response_format": "srt"}, "response_format", "must be one of json, text"),
+        ({"response_format": "text", "stream": "true"}, "response_format", "must be json beside stream"),
+        ({"timestamp_granularities[]": "word"}, "timestamp_granularities[]", "no times"),
+        ({"include[]": "logprobs"}, "include[]", "is not supported"),
+        ({"chunking_strategy": "auto"}, "chunking_strategy", "is not supported"),
+        ({"n": "2"}, "n", "one text"),
+        ({"temperature": "warm"}, "temperature", "must be a number"),
+        ({"temperature": "11"}, "temperature", "out of range"),
+        ({"colour": "red"}, "colour", "not supported"),
+    ):
+        answer = await ask(**{**GOOD, **fields})
+        assert answer.status in (400, 404), (fields, answer.body)
+        assert answer.error["param"] == field and what in answer.error["message"], answer.error
+
+
+async def test_bodies_that_are_no_form_are_refused(ask, call):
+    whole = form(**GOOD)
+    for body, kind, what in (
+        (b"{}", "multipart/form-data; charset=utf-8", "with a boundary"),
+        (b"", f"multipart/form-data; boundary={EDGE}", "no form"),
+        (whole[:-9], f"multipart/form-data; boundary={EDGE}", "is cut"),
+        (whole, "multipart/form-data; boundary=other", "no form"),
+        (whole.replace(b'name="language"', b""), f"multipart/form-data; boundary={EDGE}", "without a name"),
+        (whole.replace(b"\r\n\r\n", b"\n\n"), f"multipart/form-data; boundary={EDGE}", "without a head"),
+        (form(**{f"x{i}": 1 for i in range(80)}), f"multipart/form-data; boundary={EDGE}", "more than 64 fields"),
+        (form(SOUND, **{'a"; name="file': 1}), f"multipart/form-data; boundary={EDGE}", "twice"),
+    ):
+        answer = await ask(body=body, kind=kind)
+        assert (answer.status, what in answer.error["message"]) == (400, True), answer.body
+    assert (await ask(body=b"{}", kind="application/json")).status == 415
+    large = await call("POST", PATH, form(bytes(5 << 20)), content_type=f"multipart/form-data; boundary={EDGE}")
+    assert large.status == 413
+    rng = random.Random(1)
+    for _ in range(60):
+        broken = bytearray(form(wav(said(0.01)), **GOOD))
+        for _ in range(rng.randrange(1, 4)):
+            broken[rng.randrange(len(broken))] = rng.randrange(256)
+        answer = await ask(body=bytes(broken))
+        assert answer.status in (200, 400), answer.body
+        if answer.status == 400:
+            assert answer.error["message"]
+
+
+async def test_models_that_do_not_hear_say_so_and_this_one_reads_nothing(world, hearing, call, ask):
+    for path, body in (
+        ("/v1/completions", {"prompt": "x"}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}),
+    ):
+        answer = await call("POST", path, body)
+        assert answer.status == 400 and "writes down what it hears" in answer.error["message"]
+    translated = await call("POST", "/v1/audio/translations", b"")
+    assert translated.status == 404 and "task: translate" in translated.error["message"]
+    assert json.loads((await ask(**GOOD)).body)["text"]
+
+
+async def test_a_model_of_text_refuses_a_sound(world, call):
+    await world.start(1, 1)
+    answer = await call("POST", PATH, form(**GOOD), content_type=f"multipart/form-data; boundary={EDGE}")
+    assert answer.status == 400 and answer.error["param"] == "model" and "does not hear" in answer.error["message"]
