@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "bind.h"
+#include "kv.h"
 #include "tensor.h"
 
 namespace py = pybind11;
@@ -127,13 +128,9 @@ Span span_of(Values& values, const char* name) {
 }
 
 std::vector<Span> spans_of(Values& values, const char* name) {
-    std::vector<std::pair<std::int64_t, std::int64_t>> pairs;
+    Pairs pairs;
     values.take(name, pairs);
-    std::vector<Span> spans;
-    for (const auto& [first, count] : pairs) {
-        spans.push_back({first, count});
-    }
-    return spans;
+    return bind::spans_of(pairs);
 }
 
 // None: one rank computes everything.
@@ -152,23 +149,16 @@ LlamaShare share_of(const py::object& given) {
         share.expert_inner = span_of(values, "expert_inner");
         share.shared_inner = span_of(values, "shared_inner");
         share.layers = span_of(values, "layers");
-        values.take("links", share.links);
-        share.host_kv_heads = spans_of(values, "host_kv_heads");
+        values.take("hosts", share.hosts);
         share.host_hidden = spans_of(values, "host_hidden");
         share.host_inner = spans_of(values, "host_inner");
         share.host_vocab = spans_of(values, "host_vocab");
         share.host_expert_inner = spans_of(values, "host_expert_inner");
         share.host_shared_inner = spans_of(values, "host_shared_inner");
-        share.host_layers = spans_of(values, "host_layers");
         values.end();
     }
     return share;
 }
-
-struct Kv {
-    py::tuple owners;  // of the memory: a list could lose them
-    std::vector<KvCache> layers;
-};
 
 struct Adapter {
     py::tuple owners;  // of the memory
@@ -275,8 +265,8 @@ void bind_llama(py::module_& module) {
             [](Model& model, const TensorRef& hidden, const TensorRef& token_ids, const TensorRef& positions,
                const TensorRef& slots, const TensorRef& cu_q, const TensorRef& seq_lens, const TensorRef& block_tables,
                const TensorRef& rows, const Kv& kv, const TensorRef& lora_rows, const py::tuple& loras) {
-                const LlamaStep step{token_ids, positions, slots,           {cu_q, seq_lens, block_tables},
-                                     rows,      lora_rows, groups_of(loras)};
+                const LlamaStep step{
+                    {token_ids, positions, slots, {cu_q, seq_lens, block_tables}, rows}, lora_rows, groups_of(loras)};
                 const py::gil_scoped_release free;
                 const std::lock_guard<std::mutex> lock(model.mutex);
                 model.llama.forward(hidden, step, kv.layers);
@@ -291,14 +281,6 @@ void bind_llama(py::module_& module) {
                 model.llama.serve(kv.layers, arena);
             },
             "kv"_a, "arena"_a, "Takes part in what the front computes, until the team is broken.")
-        .def(
-            "mirror",
-            [](Model& model, const TensorRef& arena, const TensorRef& ids) {
-                const py::gil_scoped_release free;
-                const std::lock_guard<std::mutex> lock(model.mutex);
-                model.llama.mirror(arena, ids);
-            },
-            "arena"_a, "ids"_a, "Sends blocks, as they are now, to all other hosts.")
         .def_static(
             "team_bytes",
             [](const py::dict& sizes, std::int64_t tokens, std::int64_t plan_bytes) {

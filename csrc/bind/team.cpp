@@ -3,13 +3,96 @@
 #include <pybind11/stl.h>
 
 #include "bind.h"
-#include "octavo/host_links.h"
+#include "kv.h"
+#include "octavo/group_hosts.h"
 #include "tensor.h"
 
 namespace py = pybind11;
 using namespace py::literals;
 
 namespace octavo::bind {
+namespace {
+
+using Free = py::call_guard<py::gil_scoped_release>;
+
+// An array of an order, in its memory.
+template <typename T>
+py::memoryview view(const TensorRef& array) {
+    std::vector<py::ssize_t> shape(array.shape, array.shape + array.ndim), strides;
+    for (int i = 0; i < array.ndim; ++i) {
+        strides.push_back(static_cast<py::ssize_t>(array.stride[i] * static_cast<std::int64_t>(sizeof(T))));
+    }
+    return py::memoryview::from_buffer(array.as<T>(), shape, strides);
+}
+
+void bind_order(py::module_& module) {
+    py::class_<TeamOrder>(module, "TeamOrder",
+                          "What the front wants of all ranks, at the beginning of the team's room.")
+        .def(py::init<const Team&, std::int64_t, std::int64_t>(), "team"_a, "tokens"_a, "plan_bytes"_a,
+             py::keep_alive<1, 2>())
+        .def_static("room_bytes", &TeamOrder::room_bytes, "plan_bytes"_a, "How much of the room it takes.")
+        .def_property_readonly("wants_logits", [](const TeamOrder& order) { return order.order() == Order::kLogits; })
+        .def_property_readonly("num_rows", &TeamOrder::rows, "Of an order of logits.")
+        .def("order_logits", &TeamOrder::order_logits, "num_rows"_a)
+        .def(
+            "order_forward",
+            [](TeamOrder& order, const TensorRef& token_ids, const TensorRef& positions, const TensorRef& slots,
+               const TensorRef& rows, const TensorRef& cu_q, const TensorRef& seq_lens, const TensorRef& block_tables) {
+                order.order_forward({token_ids, positions, slots, {cu_q, seq_lens, block_tables}, rows});
+            },
+            "token_ids"_a, "positions"_a, "slots"_a, "rows"_a, "cu_q"_a, "seq_lens"_a, "block_tables"_a)
+        .def(
+            "arrays",
+            [](const TeamOrder& order) {
+                require(order.order() == Order::kForward, "order", "is not that of a step");
+                const TeamStep step = order.step();
+                return py::make_tuple(view<std::int64_t>(step.token_ids), view<std::int64_t>(step.positions),
+                                      view<std::int64_t>(step.slots), view<std::int64_t>(step.rows),
+                                      view<std::int32_t>(step.batch.cu_q), view<std::int32_t>(step.batch.seq_lens),
+                                      view<std::int32_t>(step.batch.tables));
+            },
+            "Those of a step, in the order of order_forward and in the memory of the team.");
+    module.attr("ORDER_ROWS") = TeamOrder::kRows;  // of logits, at once
+}
+
+void bind_hosts(py::module_& module) {
+    py::class_<GroupHosts>(module, "GroupHosts", "The hosts of a group, to which the first rank of each speaks.")
+        .def(py::init([](Team& team, std::vector<int> fds, int host, const Pairs& kv_heads, const Pairs& layers) {
+                 return new GroupHosts(team, std::move(fds), host, bind::spans_of(kv_heads), bind::spans_of(layers));
+             }),
+             "team"_a, "fds"_a, "host"_a, "kv_heads"_a, "layers"_a, py::keep_alive<1, 2>())
+        .def_property_readonly("speaks", &GroupHosts::speaks)
+        .def_property_readonly("peers", &GroupHosts::peers, "How many hosts have the layers of this one.")
+        .def_property_readonly("before", &GroupHosts::before, "Who has the layers before those of this host; or -1.")
+        .def_property_readonly("after", &GroupHosts::after)
+        .def("tell", &GroupHosts::tell, "order"_a, "hidden"_a, Free(),
+             "In the front: to all others. False if the team is broken, as of all the others.")
+        .def("hear", &GroupHosts::hear, "order"_a, "hidden"_a, "arena"_a, Free(),
+             "In other hosts: the next order, and blocks that come before it.")
+        .def("mirror", &GroupHosts::mirror, "arena"_a, "ids"_a, Free(), "In the front: blocks, as they are now.")
+        .def(
+            "exchange",
+            [](GroupHosts& hosts, const TensorRef& columns, const Pairs& spans) {
+                return hosts.exchange(columns, bind::spans_of(spans));
+            },
+            "columns"_a, "spans"_a, Free(), "Own columns go to the hosts with the same layers, and theirs come.")
+        .def(
+            "collect",
+            [](GroupHosts& hosts, const TensorRef& columns, const Pairs& spans) {
+                return hosts.collect(columns, bind::spans_of(spans));
+            },
+            "columns"_a, "spans"_a, Free(), "The front gets the columns of all others.")
+        .def("send_states", &GroupHosts::send_states, "states"_a, Free())
+        .def("receive_states", &GroupHosts::receive_states, "states"_a, Free())
+        .def(
+            "end_step",
+            [](GroupHosts& hosts, const TeamOrder& order, std::int64_t parts, const Kv& kv, const TensorRef& states) {
+                return hosts.end_step(order, parts, kv.layers, states);
+            },
+            "order"_a, "parts"_a, "kv"_a, "states"_a, Free(), "After all parts: the front gets what was computed.");
+}
+
+}  // namespace
 
 void bind_team(py::module_& module) {
     py::class_<Team>(module, "Team", "One rank of a group, in memory that all ranks map, and which this keeps.")
@@ -36,9 +119,8 @@ void bind_team(py::module_& module) {
         .def("waited_s", &Team::waited_s, "rank"_a, "How long a rank has waited for others within steps.")
         .def_property_readonly("trouble", &Team::trouble, "Why the team is broken; empty if it is not.");
     module.attr("TEAM_BYTES") = Team::kControlBytes;  // in front of the room, for all ranks
-    py::class_<HostLinks>(module, "HostLinks", "A host's connections to the other hosts of its group, for its rank 0.")
-        .def(py::init<Team&, std::vector<int>, int>(), "team"_a, "fds"_a, "host"_a, py::keep_alive<1, 2>())
-        .def_property_readonly("num_sent_bytes", &HostLinks::num_sent_bytes);
+    bind_order(module);
+    bind_hosts(module);
 }
 
 }  // namespace octavo::bind

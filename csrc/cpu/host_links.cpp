@@ -27,21 +27,27 @@ void append(std::vector<char>& out, const void* data, std::int64_t bytes) {
 }
 
 Span span_of(const Columns& columns, int host) { return (*columns.spans)[static_cast<std::size_t>(host)]; }
-std::int64_t bytes_of(const Columns& columns, int host) { return 4 * columns.rows * span_of(columns, host).count; }
+std::int64_t row_bytes_of(const Columns& columns, int host) {
+    return columns.number_bytes * span_of(columns, host).count;
+}
+std::int64_t bytes_of(const Columns& columns, int host) { return columns.rows * row_bytes_of(columns, host); }
+
+char* place_of(const Columns& columns, int host, std::int64_t row) {
+    return static_cast<char*>(columns.data) +
+           columns.number_bytes * (row * columns.stride + span_of(columns, host).first);
+}
 
 void pack(std::vector<char>& out, const Columns& columns, int host) {
-    const Span own = span_of(columns, host);
     for (std::int64_t row = 0; row < columns.rows; ++row) {
-        append(out, columns.data + row * columns.stride + own.first, 4 * own.count);
+        append(out, place_of(columns, host, row), row_bytes_of(columns, host));
     }
 }
 
 // The columns of a host, which lie at `from`. Returns their end.
 const char* unpack(const Columns& columns, int host, const char* from) {
-    const Span theirs = span_of(columns, host);
-    for (std::int64_t row = 0; row < columns.rows; ++row, from += 4 * theirs.count) {
-        std::memcpy(columns.data + row * columns.stride + theirs.first, from,
-                    static_cast<std::size_t>(4 * theirs.count));
+    const std::int64_t bytes = row_bytes_of(columns, host);
+    for (std::int64_t row = 0; row < columns.rows; ++row, from += bytes) {
+        std::memcpy(place_of(columns, host, row), from, static_cast<std::size_t>(bytes));
     }
     return from;
 }
@@ -214,7 +220,6 @@ bool HostLinks::step(Flow& flow, bool& moved) {
         if (sent > 0) {
             flow.out += sent;
             flow.out_left -= sent;
-            num_sent_bytes_ += static_cast<std::uint64_t>(sent);
             moved = true;
         }
     }

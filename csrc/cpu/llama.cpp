@@ -48,16 +48,12 @@ Llama::Llama(const LlamaSizes& sizes, const Weight& embedding, const Weight& hea
             part.plans[layer.window];
         }
     }
-    for (const Span& heads : share_.host_kv_heads) {
-        const std::int64_t d = sizes_.head_dim, queries = sizes_.heads / sizes_.kv_heads * d;
-        host_attended_.push_back({heads.first * queries, heads.count * queries});
-        host_keys_.push_back({heads.first * d, heads.count * d});
-    }
-    if (share_.links != nullptr) {
-        const std::vector<Span>& hosts = share_.host_layers;
-        const Span& here = hosts[static_cast<std::size_t>(share_.links->host())];
-        peers_ = {std::find(hosts.begin(), hosts.end(), here) - hosts.begin(),
-                  std::count(hosts.begin(), hosts.end(), here)};
+    if (share_.hosts != nullptr) {
+        for (const Span& heads : share_.hosts->kv_heads()) {
+            const std::int64_t d = sizes_.head_dim, queries = sizes_.heads / sizes_.kv_heads * d;
+            host_attended_.push_back({heads.first * queries, heads.count * queries});
+            host_keys_.push_back({heads.first * d, heads.count * d});
+        }
     }
     if (share_.team != nullptr) {
         room_ = std::make_unique<TeamRoom>(*share_.team, sizes_, share_.tokens, share_.plan_bytes);

@@ -35,10 +35,6 @@ void expect_stack(const Stack& stack, const char* name, std::int64_t rows, std::
     require(found == rows, name, "has another shape");
 }
 
-bool within(const Span& span, std::int64_t all) {
-    return span.first >= 0 && span.count >= 0 && span.first <= all && span.count <= all - span.first;
-}
-
 void expect_ids(const TensorRef& ids, const char* name, std::int64_t low, std::int64_t end) {
     for (std::int64_t i = 0; i < ids.shape[0]; ++i) {
         const std::int64_t id = ids.as<std::int64_t>()[i];
@@ -59,7 +55,7 @@ void Llama::check_model() const {
     require(s.asked_inner >= 0 && s.asked_inner <= kMostSize, "sizes", "are no model's");
     for (const auto& [own, all] : {std::pair{share_.kv_heads, s.kv_heads}, std::pair{share_.hidden, s.hidden},
                                    std::pair{share_.inner, s.inner}, std::pair{share_.vocab, s.vocab}}) {
-        require(within(own, all), "share", "is not one of this model");
+        require(own.within(all), "share", "is not one of this model");
     }
     if (share_.team != nullptr) {
         const auto layers = static_cast<std::int64_t>(layers_.size());
@@ -101,10 +97,10 @@ void Llama::check_experts_share(const Experts& experts) const {
     check_experts(experts, expert_part(experts, share_), sizes_.hidden);
     if (share_.team != nullptr && !experts.router.empty()) {
         const std::int64_t inner = expert_inner(experts), shared = shared_inner(experts);
-        require(within(share_.expert_inner, inner) && within(share_.shared_inner, shared), "share",
+        require(share_.expert_inner.within(inner) && share_.shared_inner.within(shared), "share",
                 "is not one of this model");
         for (std::size_t host = 0; host < share_.host_expert_inner.size(); ++host) {
-            require(within(share_.host_expert_inner[host], inner) && within(share_.host_shared_inner[host], shared),
+            require(share_.host_expert_inner[host].within(inner) && share_.host_shared_inner[host].within(shared),
                     "share", "is not one of this model");
         }
         require(inner <= kMostSize && shared <= kMostSize && experts.top * inner + shared <= sizes_.asked_inner,
@@ -122,46 +118,32 @@ void Llama::check_head_norms(const LlamaLayer& layer) const {
 // The spans of hosts are there, and the own ones lie within that of this host.
 void Llama::check_hosts() const {
     const LlamaShare& share = share_;
-    const std::size_t hosts = share.links == nullptr ? 0 : static_cast<std::size_t>(share.links->size());
+    const std::size_t hosts = share.hosts == nullptr ? 0 : static_cast<std::size_t>(share.hosts->size());
+    const std::vector<Span> none, &kv_heads = share.hosts == nullptr ? none : share.hosts->kv_heads();
     const LlamaSizes& s = sizes_;
     for (const auto& [own, spans, all] :
-         {std::tuple{share.kv_heads, &share.host_kv_heads, s.kv_heads},
-          std::tuple{share.hidden, &share.host_hidden, s.hidden}, std::tuple{share.inner, &share.host_inner, s.inner},
-          std::tuple{share.vocab, &share.host_vocab, s.vocab},
+         {std::tuple{share.kv_heads, &kv_heads, s.kv_heads}, std::tuple{share.hidden, &share.host_hidden, s.hidden},
+          std::tuple{share.inner, &share.host_inner, s.inner}, std::tuple{share.vocab, &share.host_vocab, s.vocab},
           std::tuple{share.expert_inner, &share.host_expert_inner, s.asked_inner},
           std::tuple{share.shared_inner, &share.host_shared_inner, s.asked_inner}}) {
         require(spans->size() == hosts, "share", "has no span for each host");
         for (const Span& span : *spans) {
-            require(within(span, all), "share", "is not one of this model");
+            require(span.within(all), "share", "is not one of this model");
         }
         if (hosts > 0) {
-            const Span& here = (*spans)[static_cast<std::size_t>(share.links->host())];
+            const Span& here = (*spans)[static_cast<std::size_t>(share.hosts->host())];
             require(own.first >= here.first && own.first + own.count <= here.first + here.count, "share",
                     "is not in that of its host");
         }
     }
     if (hosts > 0) {
-        check_layers_of_hosts();
+        const std::vector<Span>& layers = share.hosts->layers();
+        const Span& here = layers[static_cast<std::size_t>(share.hosts->host())];
+        require(layers.back().first + layers.back().count == static_cast<std::int64_t>(layers_.size()) &&
+                    share.layers.first >= here.first &&
+                    share.layers.first + share.layers.count <= here.first + here.count,
+                "share", "has layers that are not in those of its host");
     }
-}
-
-// Each stage has equally many hosts, or each host equally many stages, one after the other.
-void Llama::check_layers_of_hosts() const {
-    const std::vector<Span>& hosts = share_.host_layers;
-    require(hosts.size() == static_cast<std::size_t>(share_.links->size()), "share", "has no span for each host");
-    const auto of_stage = static_cast<std::size_t>(std::count(hosts.begin(), hosts.end(), hosts.front()));
-    const auto layers = static_cast<std::int64_t>(layers_.size());
-    std::int64_t end = 0;
-    for (std::size_t host = 0; host < hosts.size(); ++host) {
-        const bool follows = hosts[host].first == end && within(hosts[host], layers);
-        require(host % of_stage == 0 ? follows : hosts[host] == hosts[host - 1], "share",
-                "has hosts whose layers do not follow each other");
-        end = hosts[host].first + hosts[host].count;
-    }
-    const Span& here = hosts[static_cast<std::size_t>(share_.links->host())];
-    require(end == layers && hosts.size() % of_stage == 0 && share_.layers.first >= here.first &&
-                share_.layers.first + share_.layers.count <= here.first + here.count,
-            "share", "has layers that are not in those of its host");
 }
 
 void Llama::check(const TensorRef& hidden, const LlamaStep& step, const std::vector<KvPages>& kv) const {

@@ -142,8 +142,8 @@ class Llama::Run {
         }
         if (stages() > 1) {
             thread_.each(share_.team->rank_in_stage() == 0, [&](std::int64_t) { share_.team->pass_on(); });
-        } else if (m_.speaks() && m_.host_after() >= 0) {
-            thread_.each(1, [&](std::int64_t) { m_.send_states(m_.host_after(), part_.first, num_tokens_); });
+        } else if (m_.speaks() && share_.hosts->after() >= 0) {
+            thread_.each(1, [&](std::int64_t) { share_.hosts->send_states(m_.states(part_.first, num_tokens_)); });
         }
     }
 
@@ -151,7 +151,8 @@ class Llama::Run {
     // its keys and values.
     void end_step(const LlamaStep& step, std::int64_t parts) {
         if (m_.speaks()) {
-            thread_.each(1, [&](std::int64_t) { m_.end_step(step, parts, kv_); });
+            const TensorRef states = m_.states(0, step.token_ids.shape[0]);
+            thread_.each(1, [&](std::int64_t) { share_.hosts->end_step(step, parts, kv_, states); });
         } else if (stages() > 1 && share_.team->rank() == 0) {
             thread_.each(1, [&](std::int64_t) { share_.team->wait_for_end(); });
         }
@@ -189,8 +190,9 @@ class Llama::Run {
         if (share_.team != nullptr && share_.team->stage() > 0) {
             return;
         }
-        if (share_.links != nullptr && m_.host_before() >= 0) {
-            thread_.each(m_.speaks(), [&](std::int64_t) { m_.receive_states(part_.first, num_tokens_); });
+        if (share_.hosts != nullptr && share_.hosts->before() >= 0) {
+            const TensorRef states = m_.states(part_.first, num_tokens_);
+            thread_.each(m_.speaks(), [&](std::int64_t) { share_.hosts->receive_states(states); });
         } else {
             const std::int64_t rank = share_.team != nullptr ? share_.team->rank_in_stage() : 0;
             const std::int64_t ranks = share_.team != nullptr ? share_.team->stage_size() : 1;
@@ -212,9 +214,9 @@ class Llama::Run {
         if (share_.team != nullptr) {
             thread_.each(1, [&](std::int64_t) {
                 share_.team->meet_in_step();
-                if (m_.peers_.count > 1 && columns.size() > 0) {
+                if (share_.hosts != nullptr && share_.hosts->peers() > 1 && columns.size() > 0) {
                     if (share_.team->rank() == 0) {
-                        share_.links->exchange(columns, m_.peers_);
+                        share_.hosts->exchange(columns);
                     }
                     share_.team->meet_in_step();
                 }

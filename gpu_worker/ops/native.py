@@ -5,7 +5,7 @@ import logging
 from functools import cache
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from octavo.request.errors import InvalidArgument
 
@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 # Of the sources in csrc/bind: what a module offers to Python. CMake builds these digests in, so that a module of other
 # bindings is known by its own. A test says what they should be.
-BINDINGS = {"gpu_worker._C_cpu": "3cfbd03fab89", "gpu_worker._C_cuda": "65487dfd657a"}
+BINDINGS = {"gpu_worker._C_cpu": "df2b133e07d2", "gpu_worker._C_cuda": "65487dfd657a"}
 
 
 def load() -> ModuleType | None:
@@ -29,12 +29,6 @@ def load() -> ModuleType | None:
     if module is not None and not set(module.isas()) - {"emulated"}:
         raise ImportError(f"{module.__file__} has no kernels for {module.best_isa()}: {rebuild()}")
     return module
-
-
-def team_bytes() -> int:
-    """How many bytes of a group's memory are the ranks' own, in front of those that they share out."""
-    extension: Any = load()
-    return int(extension.TEAM_BYTES)
 
 
 def rebuild() -> str:

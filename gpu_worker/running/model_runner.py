@@ -162,14 +162,12 @@ class ModelRunner:
     @torch.inference_mode()
     def serve(self) -> None:
         """In a rank of a group other than 0: computes its share of the steps of rank 0, until the group is broken."""
-        if isinstance(self._decoder, NativeLlamaDecoder):
+        if isinstance(self._decoder, NativeLlamaDecoder | GptDecoder):
             self._decoder.serve(self._arena.layers, self._arena.on_device)
-        elif isinstance(self._decoder, GptDecoder):
-            self._decoder.serve(self._arena.layers)
 
     def mirror(self, blocks: Sequence[int]) -> None:
         """In rank 0 of a group on several hosts: sends blocks, as they are now, to the other hosts."""
-        if blocks and isinstance(self._decoder, NativeLlamaDecoder):
+        if blocks and isinstance(self._decoder, NativeLlamaDecoder | GptDecoder):
             self._decoder.mirror(self._arena.on_device, blocks)
 
     def check_device(self) -> None:

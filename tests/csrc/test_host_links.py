@@ -3,7 +3,7 @@
 import socket
 import struct
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
@@ -17,7 +17,6 @@ from live.process import wait_until
 
 SIZES = {"vocab": 64, "hidden": 16, "inner": 16, "heads": 2, "kv_heads": 2, "head_dim": 8, "eps": 1e-5, "scale": 1.0}
 NONE, HALVES = (0, 0), [(0, 32), (32, 32)]
-DIVIDED = ("kv_heads", "hidden", "inner")
 TOKENS, PLAN_BYTES = 8, 4096
 HEAD = struct.Struct("=IIq")  # kind, number, bytes
 BLOCKS = 3
@@ -29,13 +28,14 @@ def memory_of(extension: ModuleType) -> torch.Tensor:
     return whole[-whole.data_ptr() % 64 :][:size]
 
 
-def decoder_of(extension: ModuleType, team: Any, fd: int, **changes: Any) -> Any:
+def decoder_of(extension: ModuleType, team: Any, fd: int, layers: Sequence[tuple[int, int]] = (NONE, NONE)) -> Any:
     """One without layers, of a host other than the front's."""
     head, matrix, turns = torch.ones(32, 16), torch.ones(64, 16), torch.ones(16, 4)
-    nothing = {f"host_{name}": [NONE, NONE] for name in (*DIVIDED, "expert_inner", "shared_inner", "layers")}
-    own = dict.fromkeys((*DIVIDED, "layers"), NONE)
-    share = {"team": team, "links": extension.HostLinks(team, [fd, -1], 1), "tokens": TOKENS, "plan_bytes": PLAN_BYTES}
-    share |= {**own, "vocab": (32, 32), **nothing, "host_vocab": HALVES, **changes}
+    nothing = {f"host_{name}": [NONE, NONE] for name in ("hidden", "inner", "expert_inner", "shared_inner")}
+    own = dict.fromkeys(("kv_heads", "hidden", "inner", "layers"), NONE)
+    hosts = extension.GroupHosts(team, [fd, -1], 1, [NONE, NONE], layers)
+    share = {"team": team, "hosts": hosts, "tokens": TOKENS, "plan_bytes": PLAN_BYTES}
+    share |= {**own, "vocab": (32, 32), **nothing, "host_vocab": HALVES}
     weights = (extension.Weight(matrix, "f32", 64, 16), extension.Weight(head, "f32", 32, 16))
     return extension.Llama(SIZES, *weights, torch.ones(16), turns, turns, [], share=share)
 
@@ -92,9 +92,11 @@ def test_what_are_no_links_and_no_layers_of_hosts_is_refused_by_name(extension: 
     team = extension.Team(memory_of(extension), 0, 1, 1.0)
     for fds, host, field in (([-1], 0, "fds"), ([5, 6], 0, "fds"), ([-1, 5], 2, "host"), ([-1, 5], -1, "host")):
         with pytest.raises(ValueError, match=f"^{field}: "):
-            extension.HostLinks(team, fds, host)
-    apart, far = "has hosts whose layers do not follow each other", 1 << 62
-    wrong = [([NONE], "has no span for each host"), ([(0, 1), NONE], apart)]
-    for layers, says in [*wrong, ([(0, -1), (-1, 1)], apart), ([(0, far), (far, far)], apart)]:
-        with pytest.raises(ValueError, match=f"^share: {says}"):
-            decoder_of(extension, team, 0, host_layers=layers)
+            extension.GroupHosts(team, fds, host, [NONE, NONE], [NONE, NONE])
+    none, far = "has a span of nothing", 1 << 62
+    wrong = [([NONE], "has no span for each host"), ([(0, 1), NONE], "has hosts whose layers do not follow each other")]
+    for layers, says in [*wrong, ([(0, -1), (-1, 1)], none), ([(0, far), (far, far)], none)]:
+        with pytest.raises(ValueError, match=f"^layers: {says}"):
+            decoder_of(extension, team, 0, layers)
+    with pytest.raises(ValueError, match=r"^share: has layers that are not in those of its host"):
+        decoder_of(extension, team, 0, [(0, 1), (1, 1)])

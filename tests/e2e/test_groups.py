@@ -2,12 +2,14 @@
 
 import asyncio
 import os
+import random
 import signal
 import sys
 import time
 
 import pytest
-from folder_llama import folder_llama
+import random_models
+from folder_llama import folder_llama, save_bytes_tokenizer
 from guard.processes import exists, ranks_of
 from live.cluster import ROOT, Cluster, Shape
 from live.fixtures import whole
@@ -25,10 +27,20 @@ SOON_S = 2.0  # a second, and time to look on a busy machine
 aside = asyncio.to_thread
 
 
+SIZES = ("--threads", "1", "--kv-cache-bytes", "8MiB", "--swap-bytes", "0")
+
+
 @pytest.fixture(scope="session")
 def model(tmp_path_factory):
-    folder = folder_llama(tmp_path_factory.mktemp("grouped"))
-    return ("--model", str(folder), "--threads", "1", "--kv-cache-bytes", "8MiB", "--swap-bytes", "0")
+    return ("--model", str(folder_llama(tmp_path_factory.mktemp("grouped"))), *SIZES)
+
+
+@pytest.fixture(scope="session")
+def models(model, tmp_path_factory):
+    gpt = random_models.random_gpt(random.Random(1), "GPT2")
+    folder = random_models.save_random(gpt, tmp_path_factory.mktemp("like_gpt"))
+    save_bytes_tokenizer(folder)
+    return {"llama": model, "gpt": ("--model", str(folder), *SIZES)}
 
 
 def shape_of(model, *kinds):
@@ -159,22 +171,63 @@ class HostsCluster(Cluster):
         return Process(name, self._command(name), self.directory / f"{name}.log", ROOT, environment)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("parallel", ["--tensor-parallel", "--pipeline-parallel"])
-async def test_a_host_that_is_asked_to_go_has_the_worker_drain(tmp_path, model, parallel):
-    """When one host is asked to go, the worker of both drains, and both end as one."""
-    cluster = HostsCluster(tmp_path / "cluster", shape_of(model, (parallel, "2", "--launcher", "torchrun"), ()))
-    try:
-        cluster.start()
-        assert [rank.rank for rank in cluster.workers()["w0"].ranks] == [0, 1]
-        async with cluster.client() as client:
-            undisturbed, readers = await ends(streams(client)), streams(client)
-            await asyncio.gather(*(reader.until(20, 60) for reader in readers))
-            os.kill(cluster.follower.pid, signal.SIGTERM)
-            assert await ends(readers) == undisturbed
-            both = (cluster.processes["w0"], cluster.follower)
-            await aside(wait_until, lambda: not any(each.running for each in both), 30, "it stays")
-            assert [each.exit_code for each in both] == [0, 0]
-    finally:
+@pytest.fixture
+def on_hosts(tmp_path, models):
+    """Makes the cluster of such a worker, and one that is one process. Nothing of it is left when the test ends."""
+    made = []
+
+    def make(kind, parallel):
+        shape = shape_of(models[kind], (parallel, "2", "--launcher", "torchrun"), ())
+        made.append(HostsCluster(tmp_path / "cluster", shape))
+        return made[0]
+
+    yield make
+    for cluster in made:
         cluster.stop()
         cluster.follower.stop()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["llama", "gpt"])
+@pytest.mark.parametrize("parallel", ["--tensor-parallel", "--pipeline-parallel"])
+async def test_a_host_that_is_asked_to_go_has_the_worker_drain(on_hosts, kind, parallel):
+    """When one host is asked to go, the worker of both drains, and both end as one."""
+    cluster = on_hosts(kind, parallel)
+    cluster.start()
+    assert [rank.rank for rank in cluster.workers()["w0"].ranks] == [0, 1]
+    async with cluster.client() as client:
+        undisturbed, readers = await ends(streams(client)), streams(client)
+        await asyncio.gather(*(reader.until(20, 60) for reader in readers))
+        os.kill(cluster.follower.pid, signal.SIGTERM)
+        assert await ends(readers) == undisturbed
+        both = (cluster.processes["w0"], cluster.follower)
+        await aside(wait_until, lambda: not any(each.running for each in both), 30, "it stays")
+        assert [each.exit_code for each in both] == [0, 0]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("lost", "parallel"),
+    [("host", "--tensor-parallel"), ("stopped rank", "--tensor-parallel"), ("stopped rank", "--pipeline-parallel")],
+)
+async def test_a_stream_goes_on_when_a_host_of_a_model_like_gpt_is_lost(on_hosts, lost, parallel):
+    """At the worker that is one process, with the same tokens. The front gives up at once, or after a lease."""
+    cluster = on_hosts("gpt", parallel)
+    cluster.start()
+    async with cluster.client() as client:
+        reader = Reader(client.generate(PROMPTS[0], LONG, request_id="lost"))
+        await reader.until(20, 60)
+        await aside(cluster.migrate, "lost", "w0")
+        await reader.until(reader.num_tokens + 40, 60)
+        assert await aside(cluster.owner, "lost") == "w0" and reader.num_tokens < LONG.max_tokens
+        (there,) = ranks_of(cluster.follower.pid)
+        if lost == "host":
+            cluster.follower.kill()
+        else:
+            os.kill(there, signal.SIGSTOP)
+        front = cluster.processes["w0"]
+        await aside(wait_until, lambda: not front.running, 30, "the front stays")
+        assert front.exit_code == HANG_STATUS
+        await aside(wait_until, lambda: not exists(there), 30, "a rank stays")
+        again = Reader(client.generate(PROMPTS[0], LONG))
+        assert await ends([reader]) == await ends([again])

@@ -4,7 +4,8 @@
 // There is a stream to each other host, and what goes through it has a fixed order, which both sides know: orders of
 // the front (host 0); in a step the columns that each host of a stage has computed, and the states that a stage has
 // left for the next one; and at its end what hosts have written into blocks. The first rank of a host sends and
-// receives for all. No process trusts what it is sent to fit: frames say their kind, number and size.
+// receives for all. No process trusts what it is sent to fit: frames say their kind, number and size. What is said in
+// which frame is group_hosts.h.
 //
 // What goes wrong breaks the team of this host.
 #pragma once
@@ -21,13 +22,15 @@ struct Span {
     std::int64_t first = 0, count = 0;
 
     bool operator==(const Span& other) const { return first == other.first && count == other.count; }
+    bool within(std::int64_t all) const { return first >= 0 && count >= 0 && first <= all && count <= all - first; }
 };
 
-// Some columns of f32 [rows, stride] belong to each host.
+// Some columns of numbers [rows, stride] belong to each host.
 struct Columns {
-    float* data;
+    void* data;
     std::int64_t rows, stride;
     const std::vector<Span>* spans;  // by host
+    std::int64_t number_bytes = 4;
 };
 
 // What comes from a host.
@@ -47,7 +50,6 @@ class HostLinks {
 
     int host() const { return host_; }
     int size() const { return static_cast<int>(fds_.size()); }
-    std::uint64_t num_sent_bytes() const { return num_sent_bytes_; }
 
     // All of them: false if the team is broken. Only one thread may call any of them.
     // In the front: bytes for all other hosts.
@@ -86,7 +88,6 @@ class HostLinks {
     std::vector<int> fds_;
     int host_;
     std::vector<std::uint32_t> sent_, heard_;  // frames, by host
-    std::uint64_t num_sent_bytes_ = 0;
     std::vector<std::vector<char>> out_, in_;
     std::vector<Flow> flows_;
 };

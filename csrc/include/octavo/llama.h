@@ -7,8 +7,7 @@
 #include <vector>
 
 #include "octavo/api.h"
-#include "octavo/host_links.h"
-#include "octavo/team.h"
+#include "octavo/group_hosts.h"
 
 namespace octavo {
 
@@ -35,9 +34,8 @@ struct LlamaShare {
     Span hidden, inner, vocab;
     Span expert_inner, shared_inner;  // of each expert, and of the one that all tokens ask
     Span layers;                      // of its stage
-    HostLinks* links = nullptr;       // null: all ranks are on one host, and the spans of hosts are not looked at
-    std::vector<Span> host_kv_heads, host_hidden, host_inner, host_vocab, host_expert_inner, host_shared_inner;
-    std::vector<Span> host_layers;  // those of neighbours are the same, or follow each other
+    GroupHosts* hosts = nullptr;      // null: all ranks are on one host, and the spans of hosts are not looked at
+    std::vector<Span> host_hidden, host_inner, host_vocab, host_expert_inner, host_shared_inner;
 };
 
 // Matrices one below the other, of any formats that round their inputs alike.
@@ -103,10 +101,7 @@ struct LoraGroup {
     std::int64_t count;
 };
 
-struct LlamaStep {
-    TensorRef token_ids, positions, slots;  // i64 [t]
-    BatchRef batch;
-    TensorRef rows;       // i64 [r]: tokens whose hidden state is wanted
+struct LlamaStep : TeamStep {
     TensorRef lora_rows;  // i64 [m]: tokens that run with an adapter, by `loras`; each once
     std::vector<LoraGroup> loras;
 };
@@ -127,11 +122,8 @@ class Llama {
     void forward(const TensorRef& hidden, const LlamaStep& step, const std::vector<KvCache>& kv);
 
     // In a rank other than the front's: takes part in what that calls, until the team is broken. In the front's forward
-    // and logits throw if it is. arena [layers, blocks, ...]: where `mirror` puts blocks, in the first rank of a host.
+    // and logits throw if it is. arena [layers, blocks, ...]: where the first rank of a host puts the front's blocks.
     void serve(const std::vector<KvCache>& kv, const TensorRef& arena);
-
-    // In the front of several hosts, before a step: blocks ids i64 [m], as they are now, to all other hosts.
-    void mirror(const TensorRef& arena, const TensorRef& ids);
 
     // ArgumentError unless the adapter's matrices have the shapes of this model's.
     void check_lora(const Lora& lora) const;
@@ -148,27 +140,18 @@ class Llama {
     void check_head_norms(const LlamaLayer& layer) const;
     void check_experts_share(const Experts& experts) const;
     void check_hosts() const;
-    void check_layers_of_hosts() const;
     void check(const TensorRef& hidden, const LlamaStep& step, const std::vector<KvPages>& kv) const;
     void run(const TensorRef& hidden, const LlamaStep& step, const std::vector<KvPages>& kv);
     bool normed_together(const LlamaLayer& layer) const;
     void share_of_logits(std::int64_t rows) const;
     void tell_order() const;
-    bool hear_order(const TensorRef& arena);
-    bool speaks() const { return share_.links != nullptr && share_.team->rank() == 0; }  // with other hosts
+    bool speaks() const { return share_.hosts != nullptr && share_.hosts->speaks(); }  // with other hosts
     bool is_staged() const;
-    int host_before() const;
-    int host_after() const;
-    bool send_states(int host, std::int64_t first, std::int64_t count) const;
-    bool receive_states(std::int64_t first, std::int64_t count) const;
-    bool end_step(const LlamaStep& step, std::int64_t parts, const std::vector<KvPages>& kv) const;
-    bool tell_end(const LlamaStep& step, const std::vector<KvPages>& kv) const;
-    bool hear_end(const LlamaStep& step, const std::vector<KvPages>& kv) const;
+    TensorRef states(std::int64_t first, std::int64_t count) const;
 
     LlamaSizes sizes_;
     LlamaShare share_;
     std::vector<Span> host_attended_, host_keys_;  // columns of activations
-    Span peers_;                                   // the hosts that have the layers of this one
     Weight embedding_, head_;
     TensorRef norm_, cos_, sin_;
     std::vector<LlamaLayer> layers_;

@@ -142,15 +142,18 @@ class OnlyRank:
         self.num_kv_heads = config.num_kv_heads
         self._layers = range(config.num_layers)
 
-    def forward(self, decoder: "GptDecoder", batch: TokenBatch, kv: Sequence[Tensor]) -> Tensor:
-        """The states of the batch's tokens after all layers."""
-        return decoder.run_layers(self._layers, decoder.embed(batch), batch, kv)
+    def forward(self, decoder: "GptDecoder", batch: TokenBatch, kv: Sequence[Tensor], rows: Tensor) -> Tensor:
+        """The states of some of the batch's tokens after all layers."""
+        return decoder.run_layers(self._layers, decoder.embed(batch), batch, kv)[rows]
 
     def logits(self, decoder: "GptDecoder", hidden: Tensor) -> Tensor:
         return decoder.own_logits(hidden)
 
-    def serve(self, decoder: "GptDecoder", kv: Sequence[Tensor]) -> None:
+    def serve(self, decoder: "GptDecoder", kv: Sequence[Tensor], arena: Tensor) -> None:
         """Nothing: there is no rank 0 beside this."""
+
+    def mirror(self, arena: Tensor, blocks: Sequence[int]) -> None:
+        """Nothing: there is no other host."""
 
     def join(self, name: str, own: Tensor) -> Tensor:
         """Of all ranks the columns of what has this name, of which these are the own ones."""
@@ -209,7 +212,7 @@ class GptDecoder:
             self._angles = [part.to(device, dtype) for part in config.rope.table(config.context_tokens)]
 
     def forward(self, batch: TokenBatch, kv: Sequence[Tensor], rows: Tensor) -> Tensor:
-        return self._layer_norm(self._ranks.forward(self, batch, kv)[rows], "norm")
+        return self._layer_norm(self._ranks.forward(self, batch, kv, rows), "norm")
 
     def states(self, forwarded: Tensor, first: int) -> Tensor:
         return forwarded[first:]
@@ -217,9 +220,13 @@ class GptDecoder:
     def logits(self, hidden: Tensor) -> Tensor:
         return self._ranks.logits(self, hidden)
 
-    def serve(self, kv: Sequence[Tensor]) -> None:
+    def serve(self, kv: Sequence[Tensor], arena: Tensor) -> None:
         """In a rank other than 0: computes its share of all that rank 0 does, until the team is broken."""
-        self._ranks.serve(self, kv)
+        self._ranks.serve(self, kv, arena)
+
+    def mirror(self, arena: Tensor, blocks: Sequence[int]) -> None:
+        """In rank 0 of several hosts, before a step: sends blocks, as they are now, to the other hosts."""
+        self._ranks.mirror(arena, blocks)
 
     def own_logits(self, hidden: Tensor) -> Tensor:
         """Of the tokens of the vocabulary that this rank has."""

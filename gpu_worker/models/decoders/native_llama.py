@@ -114,6 +114,9 @@ class NativeLlamaDecoder:
         share = None if place is None else LlamaShare.of(config, place)
         tensors = packed.tensors if share is None else share.cut(packed.tensors, config, extension)
         arguments = {name: x.weight if isinstance(x, NativeMatrix) else x for name, x in tensors.items()}
+        argument = None
+        if place is not None and share is not None:
+            argument = share.extension_argument(place, extension, sizes, config)
         self._llama = extension.Llama(
             sizes=sizes,
             embedding=arguments["embedding"],
@@ -122,8 +125,9 @@ class NativeLlamaDecoder:
             cos=cos,
             sin=sin,
             layers=[self._layer(*each) for each in enumerate(layers_of(arguments, config.num_layers))],
-            share=None if place is None or share is None else share.extension_argument(place, extension, sizes, config),
+            share=argument,
         )
+        self._hosts = None if argument is None else argument.get("hosts")
         self._kv: tuple[Sequence[Tensor], Any] | None = None
         self._kept_logits = KeptLogits(config.vocab_size)
         self.load_lora: LoadLora | None = self._load_lora if place is None else None
@@ -154,7 +158,8 @@ class NativeLlamaDecoder:
 
     def mirror(self, arena: Tensor, blocks: Sequence[int]) -> None:
         """In rank 0 of several hosts, before a step: sends blocks, as they are now, to the other hosts."""
-        self._llama.mirror(arena, torch.tensor(blocks, dtype=torch.int64))
+        if self._hosts is not None:
+            self._hosts.mirror(arena, torch.tensor(blocks, dtype=torch.int64))
 
     def _load_lora(self, files: LoraFiles) -> Lora:
         lora = load(files, self.config)

@@ -3,115 +3,39 @@ ends as one worker, whatever of it ends.
 """
 
 import os
+import random
 import signal
 import socket
 import struct
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
+import random_models
 from certificates import Certificates
 from effort import some
-from folder_llama import folder_llama
-from guard.processes import exists, lasting, ranks_of, state_of
-from live.network_hosts import network_hosts, run, why_none
+from folder_llama import folder_llama, save_bytes_tokenizer
+from guard.processes import exists, ranks_of, state_of
+from live.network_hosts import why_none
 from live.process import Process, wait_until
 
 from gpu_worker import LLM, SamplingParams
 from gpu_worker.group.group_runner import GroupRunner
-from gpu_worker.group.hosts.host_streams import HostPlace, HostStreams, meet_hosts
-from gpu_worker.group.loading import load_group
+from gpu_worker.group.hosts.host_streams import HostStreams
 from gpu_worker.group.rank_watch import RankFailed
 from gpu_worker.running.loading import load_runner
 from gpu_worker.steps.runner import Runner
-from octavo.net.security.listener_tls import ListenerTls
-from octavo.wire.endpoint import Endpoint
 
 from .conftest import SIZES
 from .test_blocks import blocks_of, check_blocks_travel
 from .test_same_bits import outputs
 
 pytestmark = pytest.mark.timeout(300)  # programs import torch, and others may need the cores
-ROOT = Path(__file__).resolve().parents[3]
 LONG = SamplingParams(temperature=0, max_tokens=1900, ignore_eos=True)
-
-
-@dataclass(slots=True)
-class OtherHost:
-    """Where the other host's program runs, and the address of this process as it sees it."""
-
-    directory: Path
-    address: str
-    command: Callable[[list[str]], list[str]]
-    device: str = ""  # by which this process reaches it; empty: it is on this one's own network
-    own_address: str = ""
-    programs: list[Process] = field(default_factory=list)
-
-    def follow(self, flags: list[str], hosts: int = 2) -> HostPlace:
-        """Starts the program there, as each host but the front's. Returns the place of this process, which is that."""
-        with socket.create_server((self.address, 0)) as probe:
-            port = probe.getsockname()[1]
-        words = [f"MASTER_ADDR={self.address}", f"MASTER_PORT={port}", f"WORLD_SIZE={hosts}"]
-        program = [sys.executable, "-m", "gpu_worker", "--launcher", "torchrun", *flags]
-        for host in range(1, hosts):
-            command = self.command(["/usr/bin/env", *words, f"RANK={host}", *program])
-            self.programs.append(Process("follower", command, self.directory / f"follower{host}.log", ROOT))
-            self.programs[-1].start()
-        return HostPlace(0, hosts, Endpoint(self.address, port))
-
-    def cut(self) -> None:
-        run("ip", "link", "set", self.device, "down")
-
-    def heal(self) -> None:
-        run("ip", "link", "set", self.device, "up")
-        run("ip", "route", "replace", self.own_address, "dev", self.device, "src", self.address)
-
-
-@pytest.fixture(scope="module")
-def other_host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OtherHost]:
-    directory = tmp_path_factory.mktemp("hosts")
-    if why_none():
-        yield OtherHost(directory, "127.0.0.2", lambda words: words)
-        return
-    with network_hosts(directory) as hosts, lasting(lambda: [host.pid for host in hosts.hosts]):
-        prefix = os.getpid() % 250 + 1
-        first = hosts.hosts[0]
-        yield OtherHost(directory, f"10.213.{prefix}.101", lambda w: first.command(w), f"oct{prefix}h0", first.ipv4)
-
-
-@pytest.fixture
-def two_hosts(other_host: OtherHost, folder: Path) -> Iterator[Callable[..., tuple[GroupRunner, Process]]]:
-    """Starts a group of so many ranks. Nothing of it is left when the test ends."""
-    runners: list[GroupRunner] = []
-
-    def start(
-        ranks: int,
-        flags: list[str],
-        tls: ListenerTls | None = None,
-        patience_s: float = 20.0,
-        model: Path = folder,
-        hosts: int = 2,
-        tap: Callable[[HostStreams], None] = lambda _: None,
-        **options: object,
-    ) -> tuple[GroupRunner, Process]:
-        streams = meet_hosts(other_host.follow(flags, hosts), tls)
-        tap(streams)
-        given: dict[str, Any] = {**SIZES, **options}
-        runners.append(load_group(str(model), ranks=ranks, streams=streams, patience_s=patience_s, **given))
-        return runners[-1], other_host.programs[-1]
-
-    yield start
-    for runner in runners:
-        runner.close()
-    for program in other_host.programs:
-        wait_until(lambda program=program: not program.running, 30, f"a follower stays: {program.tail()}")
-    other_host.programs.clear()
 
 
 def test_two_hosts_compute_the_bits_of_one_process(two_hosts, folder, tmp_path):
@@ -130,6 +54,39 @@ def test_two_hosts_share_experts(two_hosts, folders, kind):
     folder = folders(kind)
     expected = outputs(load_runner(str(folder), **SIZES), folder)
     runner, _ = two_hosts(2, ["--insecure"], model=folder)
+    assert outputs(runner, folder) == expected
+
+
+@pytest.mark.parametrize(
+    ("kind", "ranks", "stages", "hosts", "options"),
+    [
+        ("Falcon", 4, 1, 2, {"dtype": "bfloat16", "kv_cache_dtype": "int8"}),
+        ("GPTNeo", 1, 2, 2, {"dtype": "float32", "threads": 2}),
+        pytest.param("Mpt", 2, 2, 2, {"dtype": "float16"}, marks=pytest.mark.long),  # a stage of two ranks on each
+        pytest.param("Bloom", 2, 2, 4, {}, marks=pytest.mark.long),  # two hosts for each stage
+        pytest.param("GPTJ", 1, 3, 3, {"kv_cache_dtype": "fp8_e4m3"}, marks=pytest.mark.long),
+        pytest.param("GPT2", 2, 4, 2, {"dtype": "bfloat16"}, marks=pytest.mark.long),  # two stages on each
+    ],
+)
+def test_hosts_compute_the_bits_of_one_process_of_a_model_like_gpt(
+    two_hosts: Callable[..., tuple[GroupRunner, Process]],
+    tmp_path: Path,
+    kind: str,
+    ranks: int,
+    stages: int,
+    hosts: int,
+    options: dict[str, object],
+) -> None:
+    """Its steps are called op by op: each exchange of columns is a call of its own."""
+    config = random_models.random_gpt(random.Random(kind), kind)
+    if kind != "GPTNeo":  # whose layers are of two kinds
+        config.num_hidden_layers = 4
+    folder = random_models.save_random(config, tmp_path / "model")
+    save_bytes_tokenizer(folder)
+    sizes: dict[str, Any] = {**SIZES, "kv_cache_bytes": SIZES["kv_cache_bytes"] * 2, **options}
+    expected = outputs(load_runner(str(folder), **sizes), folder)
+    runner, _ = two_hosts(ranks, ["--insecure"], stages=stages, hosts=hosts, model=folder, **sizes)
+    assert [state.rank for state in runner.rank_states] == [*range(ranks * stages)]
     assert outputs(runner, folder) == expected
 
 
@@ -268,24 +225,34 @@ def test_a_host_that_ends_leaves_no_zombie(two_hosts: Callable[..., tuple[GroupR
     assert state_of(rank) == ""
 
 
-@pytest.mark.parametrize(("ranks", "stages"), some([(2, 1), (1, 2)], [(1, 2)]))
+@pytest.mark.parametrize(
+    ("kind", "ranks", "stages"),
+    some([("llama", 2, 1), ("llama", 1, 2), ("GPT2", 2, 1), ("Falcon", 1, 2)], [("llama", 1, 2), ("GPT2", 2, 1)]),
+)
 def test_what_another_worker_wrote_is_on_all_hosts(
-    two_hosts: Callable[..., tuple[GroupRunner, Process]], folder: Path, ranks: int, stages: int
+    two_hosts: Callable[..., tuple[GroupRunner, Process]],
+    folders: Callable[[str], Path],
+    kind: str,
+    ranks: int,
+    stages: int,
 ) -> None:
     """The front has its ranks mirror what it has written outside of a step."""
-    runner, _ = two_hosts(ranks, ["--insecure"], stages=stages, swap_bytes=0)
+    folder = folders(kind)
+    runner, _ = two_hosts(ranks, ["--insecure"], stages=stages, swap_bytes=0, model=folder)
     check_blocks_travel(load_runner(str(folder), **{**SIZES, "swap_bytes": 0}), runner, folder)
 
 
-USUALLY_LOST = [("host", 2, 1), ("network", 1, 2)]
+SHAPES = [("llama", 2, 1), ("llama", 1, 2), ("GPT2", 2, 1), ("GPT2", 1, 2)]
+USUALLY_LOST = [("host", "llama", 2, 1), ("network", "llama", 1, 2), ("host", "GPT2", 2, 1)]
 
 
 @pytest.mark.parametrize(
-    ("lost", "ranks", "stages"),
-    some([(lost, *shape) for lost in ("host", "rank", "network") for shape in ((2, 1), (1, 2))], USUALLY_LOST),
+    ("lost", "kind", "ranks", "stages"),
+    some([(lost, *shape) for lost in ("host", "rank", "network") for shape in SHAPES], USUALLY_LOST),
 )
-def test_a_host_that_is_lost_ends_the_group(two_hosts, other_host, folder, lost, ranks, stages):
-    runner, follower = two_hosts(ranks, ["--insecure"], stages=stages, patience_s=1.0)
+def test_a_host_that_is_lost_ends_the_group(two_hosts, other_host, folders, lost, kind, ranks, stages):
+    folder = folders(kind)
+    runner, follower = two_hosts(ranks, ["--insecure"], stages=stages, patience_s=1.0, model=folder)
     there = ranks_of(follower.pid)
     assert len(there) == 1
     if lost == "network" and not other_host.device:

@@ -52,18 +52,17 @@ uneven = partial(folder_llama, num_hidden_layers=1, **UNEVEN)
         (uneven_mixture, 2, {"dtype": "bfloat16", "quantization": "none"}, "rows that are packed together: leave it"),
         (gpt, 4, {}, "this model is too small for 4 ranks: give fewer"),
         (gpt, 2, {"stages": 2}, "this model has 1 layers: give no more stages"),
-        (gpt, 2, {"hosts": 2}, "models of GPT's family run on the ranks of one host: leave it out"),
         (narrow, 2, {}, "heads of 12 numbers, which are no multiple of 8 up to 1024, .*: leave it out"),
     ],
 )
 def test_a_model_that_is_not_divided_is_refused(tmp_path, model, size, options, says):
-    shape = {name: options.get(name, 1) for name in ("stages", "hosts")}
-    given = {name: value for name, value in {**SIZES, **options}.items() if name not in shape}
+    stages = options.get("stages", 1)
+    given = {name: value for name, value in {**SIZES, **options}.items() if name != "stages"}
     with SharedMemory.create("team") as team, SharedMemory.create("arena") as arena:
         task = RankTask(
             rank=0,
             size=size,
-            **shape,
+            stages=stages,
             team=team.descriptor,
             arena=arena.descriptor,
             tokens=8,
@@ -71,7 +70,7 @@ def test_a_model_that_is_not_divided_is_refused(tmp_path, model, size, options, 
             patience_s=1.0,
             options=SIZES,
         )
-        with pytest.raises(InvalidArgument, match=f"^(tensor_parallel|pipeline_parallel|launcher): .*{says}"):
+        with pytest.raises(InvalidArgument, match=f"^(tensor_parallel|pipeline_parallel): .*{says}"):
             load_runner(str(model(tmp_path / "model")), **given, place=task.place())
 
 

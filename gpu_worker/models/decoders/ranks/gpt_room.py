@@ -1,63 +1,59 @@
-"""The memory, mapped by all ranks of a GPT-like decoder, through which they exchange activations and orders."""
+"""The memory of all ranks of a GPT-like decoder on a host, in which they exchange activations and orders."""
 
-import math
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from gpu_worker.ops import TokenBatch
+from gpu_worker.models.decoders.gpt import GptConfig
+from gpu_worker.models.decoders.ranks.place import RankPlace
+from gpu_worker.ops import TokenBatch, native
 
-LOGIT_ROWS = 64  # at once
 LINE = 64  # bytes
-FORWARD, LOGITS = 0, 1  # what rank 0 wants
+
+
+class TeamBroken(RuntimeError):
+    """A rank has ended or hangs, or another host has."""
 
 
 class GptRoom:
-    """An order of rank 0, and activations by name: tensors whose columns are those of all ranks."""
+    """How the ranks meet, the order of rank 0, and activations by name: tensors with the columns of all ranks."""
 
-    def __init__(self, memory: Tensor, plan_bytes: int, columns: dict[str, tuple[int, int, torch.dtype]]) -> None:
-        """`memory` has `num_bytes` bytes. `columns` of a name: rows, columns, and their type."""
-        self._header = memory[:LINE].view(torch.int64)
-        self._plan = memory[LINE : LINE + plan_bytes]
+    def __init__(self, config: GptConfig, place: RankPlace, dtype: torch.dtype) -> None:
+        extension: Any = native.load()
+        self.logit_rows = extension.ORDER_ROWS  # at once
+        hidden, tokens, plan_bytes = config.hidden_size, place.tokens, place.plan_bytes(config.context_tokens)
+        widths = dict.fromkeys(("attended", "q_norm", "out", "down", "x"), hidden)
+        widths |= {"k_norm": config.num_kv_heads * config.head_dim, "inner": config.intermediate_size}
+        columns = {name: (tokens, width, dtype) for name, width in widths.items()}
+        columns["hidden"] = (self.logit_rows, hidden, dtype)
+        columns["logits"] = (self.logit_rows, config.vocab_size, torch.float32)
+        sizes = {name: rows * width * dtype.itemsize for name, (rows, width, dtype) in columns.items()}
+        start = extension.TEAM_BYTES + extension.TeamOrder.room_bytes(plan_bytes)
+        self._memory = place.team_memory(start + sum(map(_lines, sizes.values())))  # kept: arrays of orders lie there
+        self.team = place.team(self._memory)
+        self.order = extension.TeamOrder(self.team, tokens, plan_bytes)
         self.columns: dict[str, Tensor] = {}
-        start = LINE + _lines(plan_bytes)
         for name, (rows, width, dtype) in columns.items():
-            size = rows * width * dtype.itemsize
-            self.columns[name] = memory[start : start + size].view(dtype).view(rows, width)
-            start += _lines(size)
+            self.columns[name] = self._memory[start : start + sizes[name]].view(dtype).view(rows, width)
+            start += _lines(sizes[name])
 
-    @staticmethod
-    def num_bytes(plan_bytes: int, columns: dict[str, tuple[int, int, torch.dtype]]) -> int:
-        sizes = (rows * width * dtype.itemsize for rows, width, dtype in columns.values())
-        return LINE + _lines(plan_bytes) + sum(map(_lines, sizes))
-
-    @property
-    def order(self) -> int:
-        return int(self._header[0])
-
-    @property
-    def num_rows(self) -> int:
-        """Of LOGITS."""
-        return int(self._header[1])
-
-    def order_logits(self, num_rows: int) -> None:
-        self._header[:2] = torch.tensor([LOGITS, num_rows])
-
-    def order_forward(self, batch: TokenBatch) -> None:
-        sizes = [batch.num_tokens, *batch.block_tables.shape]
-        self._header[:4] = torch.tensor([FORWARD, *sizes])
-        given = (batch.token_ids, batch.positions, batch.slots, batch.cu_q, batch.seq_lens, batch.block_tables)
-        for place, values in zip(self._arrays(*sizes), given, strict=True):
-            place.copy_(values)
+    def order_forward(self, batch: TokenBatch, rows: Tensor) -> None:
+        self.order.order_forward(
+            *(batch.token_ids, batch.positions, batch.slots, rows),
+            *(batch.cu_q, batch.seq_lens, batch.block_tables),
+        )
 
     def batch(self) -> TokenBatch:
-        """Of FORWARD. Its rows are rank 0's."""
-        token_ids, positions, slots, cu_q, seq_lens, tables = self._arrays(*self._header[1:4].tolist())
+        """Of an order of a step."""
+        arrays = (torch.from_numpy(np.asarray(each)) for each in self.order.arrays())
+        token_ids, positions, slots, rows, cu_q, seq_lens, tables = arrays
         return TokenBatch(
             token_ids=token_ids,
             positions=positions,
             slots=slots,
-            rows=token_ids.new_empty(0),
+            rows=rows,
             cu_q=cu_q,
             seq_lens=seq_lens,
             block_tables=tables,
@@ -65,15 +61,10 @@ class GptRoom:
             kv_lens=seq_lens.tolist(),
         )
 
-    def _arrays(self, num_tokens: int, num_sequences: int, table_width: int) -> list[Tensor]:
-        shapes = [(num_tokens,)] * 3 + [(num_sequences + 1,), (num_sequences,), (num_sequences, table_width)]
-        arrays, start = [], 0
-        for place, shape in enumerate(shapes):
-            dtype = torch.int64 if place < 3 else torch.int32
-            size = math.prod(shape) * dtype.itemsize
-            arrays.append(self._plan[start : start + size].view(dtype).view(shape))
-            start += _lines(size)
-        return arrays
+    def expect(self, whole: bool) -> None:
+        """Raises TeamBroken unless a meeting, or what passes between hosts, has come to its end."""
+        if not whole:
+            raise TeamBroken(self.team.trouble)
 
 
 def _lines(num_bytes: int) -> int:

@@ -25,9 +25,7 @@ class GptShare:
 
     @classmethod
     def of(cls, config: GptConfig, place: RankPlace) -> Self:
-        """InvalidArgument if some rank would have no rows, or no layers, and for heads or hosts that cannot be."""
-        if place.hosts > 1:
-            raise InvalidArgument("launcher", "models of GPT's family run on the ranks of one host: leave it out")
+        """InvalidArgument if some rank would have no rows, or no layers, and for heads that cannot be."""
         if config.head_dim % HEAD_UNIT or config.head_dim > MAX_HEAD_DIM:
             what = f"heads of {config.head_dim} numbers, which are no multiple of {HEAD_UNIT} up to {MAX_HEAD_DIM}"
             raise InvalidArgument("tensor_parallel", f"{what}, are computed by other ops, all at once: leave it out")
@@ -50,6 +48,19 @@ class GptShare:
 
     def keys(self, config: GptConfig) -> ShareSpan:
         return ShareSpan(self.kv_heads.first * config.head_dim, self.kv_heads.num * config.head_dim)
+
+    def columns(self, config: GptConfig) -> dict[str, ShareSpan]:
+        """The own columns of what ranks compute together, by the names of GptRoom."""
+        queries = self.queries(config)
+        return {
+            "attended": queries,
+            "q_norm": queries,
+            "k_norm": self.keys(config),
+            "out": self.hidden,
+            "inner": self.inner,
+            "down": self.hidden,
+            "logits": self.vocab,
+        }
 
     def cut(self, tensors: dict[str, Tensor], config: GptConfig) -> dict[str, Tensor]:
         """The own rows of a decoder's tensors, of the own layers. `tensors` loses them, so that they take no room."""

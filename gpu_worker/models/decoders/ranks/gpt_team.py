@@ -11,16 +11,13 @@ from torch import Tensor
 
 from gpu_worker.models.decoders.decoder import KeptLogits
 from gpu_worker.models.decoders.gpt import GptConfig, GptDecoder, OnlyRank
-from gpu_worker.models.decoders.ranks.gpt_room import LOGIT_ROWS, LOGITS, GptRoom, cut_batch
+from gpu_worker.models.decoders.ranks.gpt_hosts import OnlyHost, SeveralHosts
+from gpu_worker.models.decoders.ranks.gpt_room import GptRoom, TeamBroken, cut_batch
 from gpu_worker.models.decoders.ranks.gpt_share import GptShare
 from gpu_worker.models.decoders.ranks.place import RankPlace
-from gpu_worker.ops import TokenBatch, native
+from gpu_worker.ops import TokenBatch
 
 PARTS = 2  # of a step, for stages
-
-
-class TeamBroken(RuntimeError):
-    """A rank has ended or hangs."""
 
 
 class GptTeam(OnlyRank):
@@ -28,64 +25,51 @@ class GptTeam(OnlyRank):
         super().__init__(config)
         self.first_kv_head, self.num_kv_heads = share.kv_heads
         self._layers = range(share.layers.first, share.layers.first + share.layers.num)
-        self._stages = place.stages
-        self._vocab = config.vocab_size
+        self._stages, self._stages_here = place.stages, place.stages_here
         self._kept_logits = KeptLogits(config.vocab_size)
-        queries, keys = share.queries(config), share.keys(config)
-        self._spans = {
-            "attended": queries,
-            "q_norm": queries,
-            "k_norm": keys,
-            "out": share.hidden,
-            "inner": share.inner,
-            "down": share.hidden,
-            "logits": share.vocab,
-        }
-        hidden, width = config.hidden_size, config.num_kv_heads * config.head_dim
-        widths = {"attended": hidden, "q_norm": hidden, "k_norm": width, "out": hidden, "down": hidden, "x": hidden}
-        widths["inner"] = config.intermediate_size
-        columns = {name: (place.tokens, columns, dtype) for name, columns in widths.items()}
-        columns |= {"hidden": (LOGIT_ROWS, hidden, dtype), "logits": (LOGIT_ROWS, self._vocab, torch.float32)}
-        plan_bytes = place.plan_bytes(config.context_tokens)
-        start = native.team_bytes()
-        memory = place.team_memory(start + GptRoom.num_bytes(plan_bytes, columns))
-        self._room = GptRoom(memory[start:], plan_bytes, columns)
-        self._team = place.team(memory)
+        self._spans = share.columns(config)
+        self._room = GptRoom(config, place, dtype)
+        self._team = self._room.team
+        self._hosts = SeveralHosts(config, place, self._room) if place.hosts > 1 else OnlyHost(self._room)
         self._rows = slice(0, 0)  # of the step's tokens: those of the part that is being computed
 
-    def forward(self, decoder: GptDecoder, batch: TokenBatch, kv: Sequence[Tensor]) -> Tensor:
-        self._room.order_forward(batch)
-        self._expect(self._team.meet_all())
-        x = self._compute(decoder, batch, kv)
-        if self._stages > 1:
-            self._expect(self._team.wait_for_end())
-            x = self._room.columns["x"][: batch.num_tokens]
-        return x
+    def forward(self, decoder: GptDecoder, batch: TokenBatch, kv: Sequence[Tensor], rows: Tensor) -> Tensor:
+        self._room.order_forward(batch, rows)
+        self._hosts.tell()
+        self._room.expect(self._team.meet_all())
+        return self._compute(decoder, batch, kv)[rows]
 
     def logits(self, decoder: GptDecoder, hidden: Tensor) -> Tensor:
-        logits = self._kept_logits.rows(hidden.shape[0])
-        for rows, into in zip(hidden.split(LOGIT_ROWS), logits.split(LOGIT_ROWS), strict=True):
+        logits, at_once = self._kept_logits.rows(hidden.shape[0]), self._room.logit_rows
+        for rows, into in zip(hidden.split(at_once), logits.split(at_once), strict=True):
             self._room.columns["hidden"][: len(rows)] = rows
-            self._room.order_logits(len(rows))
-            self._expect(self._team.meet_all())
+            self._room.order.order_logits(len(rows))
+            self._hosts.tell()
+            self._room.expect(self._team.meet_all())
             into[:] = self._share_of_logits(decoder, len(rows))
         return logits
 
-    def serve(self, decoder: GptDecoder, kv: Sequence[Tensor]) -> None:
+    def serve(self, decoder: GptDecoder, kv: Sequence[Tensor], arena: Tensor) -> None:
         """In a rank other than 0: takes part in what that computes, until the team is broken."""
         try:
-            while self._team.meet_for_orders():
-                if self._room.order == LOGITS:
-                    self._share_of_logits(decoder, self._room.num_rows)
+            while True:
+                self._hosts.hear(arena)
+                self._room.expect(self._team.meet_for_orders())
+                if self._room.order.wants_logits:
+                    self._share_of_logits(decoder, self._room.order.num_rows)
                 else:
                     self._compute(decoder, self._room.batch(), kv)
         except TeamBroken:
             return
 
+    def mirror(self, arena: Tensor, blocks: Sequence[int]) -> None:
+        self._hosts.mirror(arena, blocks)
+
     def join(self, name: str, own: Tensor) -> Tensor:
         joined = self._room.columns[name][self._rows]
         self.own(name, joined).copy_(own)
-        self._expect(self._team.meet())
+        self._room.expect(self._team.meet())
+        self._hosts.exchange(name, joined)
         return joined
 
     def own(self, name: str, joined: Tensor) -> Tensor:
@@ -93,32 +77,43 @@ class GptTeam(OnlyRank):
         return joined[:, first : first + num]
 
     def _compute(self, decoder: GptDecoder, batch: TokenBatch, kv: Sequence[Tensor]) -> Tensor:
-        """The own part of the own layers: the states after them."""
+        """The own part of the own layers. In rank 0 the states after all layers, at least of the wanted rows."""
         first, num = self.first_kv_head, self.num_kv_heads
         heads = [layer[:, first : first + num] for layer in kv]
         count = batch.num_tokens
         parts = min(PARTS, count) if self._stages > 1 else 1
-        x = self._room.columns["x"]
+        states = whole = self._room.columns["x"][:count]
         for part in range(parts):
             begin, end = (count * place // parts for place in (part, part + 1))
             self._rows = slice(begin, end)
             tokens = cut_batch(batch, begin, end) if parts > 1 else batch
-            if self._stages == 1:
-                return decoder.run_layers(self._layers, decoder.embed(tokens), tokens, heads)
-            self._expect(self._team.wait_for_part())
-            states = decoder.embed(tokens) if self._team.stage == 0 else x[self._rows].clone()
-            states = decoder.run_layers(self._layers, states, tokens, heads)
-            if self._team.rank_in_stage == 0:
-                x[self._rows] = states
+            states = decoder.run_layers(self._layers, self._begin(decoder, tokens, whole[begin:end]), tokens, heads)
+            self._hand_on(states, whole[begin:end])
+        self._hosts.end_step(parts, whole, kv)
+        return states if self._stages == 1 else whole
+
+    def _begin(self, decoder: GptDecoder, tokens: TokenBatch, passed: Tensor) -> Tensor:
+        """The states before the own layers."""
+        if self._stages_here > 1:
+            self._room.expect(self._team.wait_for_part())
+        if self._team.stage == 0:
+            if not self._hosts.before:
+                return decoder.embed(tokens)
+            self._hosts.receive(passed)
+        return passed.clone()
+
+    def _hand_on(self, states: Tensor, passed: Tensor) -> None:
+        """To the stage that has the next layers, or to the end of the step."""
+        if self._stages > 1 and self._team.rank_in_stage == 0:
+            passed.copy_(states)
+            if self._stages_here > 1:
                 self._team.pass_on()
-        return x[:count]
+            elif self._hosts.after:
+                self._hosts.send(passed)
 
     def _share_of_logits(self, decoder: GptDecoder, num_rows: int) -> Tensor:
         logits = self._room.columns["logits"][:num_rows]
         self.own("logits", logits).copy_(decoder.own_logits(self._room.columns["hidden"][:num_rows]))
-        self._expect(self._team.meet_all())
+        self._room.expect(self._team.meet_all())
+        self._hosts.collect("logits", logits)
         return logits
-
-    def _expect(self, whole: bool) -> None:
-        if not whole:
-            raise TeamBroken(self._team.trouble)

@@ -6,14 +6,15 @@ process, whatever its size, and shares may differ in size.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, Self
 
 import torch
 from torch import Tensor
 
 from gpu_worker.models.decoders.config import LlamaConfig
-from gpu_worker.models.decoders.ranks.place import RankPlace, ShareSpan, refuse_small
+from gpu_worker.models.decoders.ranks.place import RankPlace, ShareSpan, of_hosts, refuse_small
 from gpu_worker.models.packed.packed_weights import FORMATS, NativeMatrix
 from gpu_worker.models.packed.packing import GROUP_ROWS
 from octavo.request.errors import InvalidArgument
@@ -98,7 +99,9 @@ class LlamaShare:
                 cut[f"{name}.{number}" if number else name] = part
         return cut
 
-    def extension_argument(self, place: RankPlace, extension: Any, sizes: dict[str, Any], config: LlamaConfig) -> Any:
+    def extension_argument(
+        self, place: RankPlace, extension: Any, sizes: dict[str, Any], config: LlamaConfig
+    ) -> dict[str, Any]:
         plan_bytes = place.plan_bytes(config.context_tokens)
         team = place.team(place.team_memory(extension.Llama.team_bytes(sizes, place.tokens, plan_bytes)))
         argument = {
@@ -114,21 +117,11 @@ class LlamaShare:
             "layers": tuple(self.layers),
         }
         if place.hosts > 1:
-            unused = [-1 if host == place.host else 0 for host in range(place.hosts)]  # other ranks send nothing
-            links = list(place.links) or unused
-            argument |= {"links": extension.HostLinks(team, links, place.host), **self._spans_of_hosts(place, config)}
+            shares = of_hosts(place, partial(LlamaShare.of, config))
+            names = ("hidden", "inner", "expert_inner", "shared_inner", "vocab")
+            argument["hosts"] = place.group_hosts(team, shares)
+            argument |= {f"host_{name}": [tuple(getattr(each, name)) for each in shares] for name in names}
         return argument
-
-    @classmethod
-    def _spans_of_hosts(cls, place: RankPlace, config: LlamaConfig) -> dict[str, list[tuple[int, int]]]:
-        """What the ranks of each host have together."""
-        spans: dict[str, list[tuple[int, int]]] = {}
-        for first in range(0, place.size, place.ranks_of_host):
-            ends = [cls.of(config, replace(place, rank=rank)) for rank in (first, first + place.ranks_of_host - 1)]
-            for name in ("kv_heads", "hidden", "inner", "expert_inner", "shared_inner", "vocab", "layers"):
-                begin, last = (getattr(share, name) for share in ends)
-                spans.setdefault(f"host_{name}", []).append((begin.first, last.first + last.num - begin.first))
-        return spans
 
 
 def inner_sizes(config: LlamaConfig) -> dict[str, int]:

@@ -1,7 +1,7 @@
 """Where a rank stands in its group, and which part of something is its own."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple, Self
 
 from torch import Tensor
@@ -66,10 +66,28 @@ class RankPlace:
         rank, size = self.rank % self.ranks_of_host, self.ranks_of_host
         return extension.Team(memory, rank, size, self.patience_s, self.stages_here)
 
+    def group_hosts(self, team: Any, shares: Sequence[Any]) -> Any:
+        """The extension's, with what the ranks of each host have together (`of_hosts`)."""
+        extension: Any = native.load()
+        unused = [-1 if host == self.host else 0 for host in range(self.hosts)]  # of ranks that send nothing
+        kv_heads, layers = ([tuple(getattr(each, name)) for each in shares] for name in ("kv_heads", "layers"))
+        return extension.GroupHosts(team, list(self.links) or unused, self.host, kv_heads, layers)
+
     def plan_bytes(self, context_tokens: int) -> int:
         """How many bytes the largest step has, without its activations."""
         table = -(-context_tokens // self.block_size) + 1
         return PLAN_BYTES + self.tokens * PLAN_BYTES_PER_TOKEN + self.sequences * (4 * table + 8)
+
+
+def of_hosts(place: RankPlace, share_of: Callable[[RankPlace], Any]) -> list[Any]:
+    """What the ranks of each host have together, as the dataclass of spans that the share of a rank is."""
+    found = []
+    for first in range(0, place.size, place.ranks_of_host):
+        begin, last = (share_of(replace(place, rank=rank)) for rank in (first, first + place.ranks_of_host - 1))
+        ends = {each.name: (getattr(begin, each.name), getattr(last, each.name)) for each in fields(begin)}
+        spans = {name: ShareSpan(one.first, end.first + end.num - one.first) for name, (one, end) in ends.items()}
+        found.append(replace(begin, **spans))
+    return found
 
 
 def refuse_small(place: RankPlace, num_layers: int, layers: ShareSpan, rows: Sequence[ShareSpan]) -> None:

@@ -1,0 +1,74 @@
+// The hosts of a group as one of them sees them, whatever decoder they run: what is said through the links of
+// host_links.h. The first rank of a host speaks for all of its ranks; the others know by it which hosts there are.
+//
+// In a step hosts of one stage exchange the columns that each has computed, and send the next stage the states that
+// they have left. At its end the front gets the states that it wants, and what the others have written into blocks: it
+// has all blocks. What is written outside of steps, at the front alone, it tells the others before the next order.
+#pragma once
+
+#include <cstdint>
+#include <initializer_list>
+#include <vector>
+
+#include "octavo/host_links.h"
+#include "octavo/team_order.h"
+
+namespace octavo {
+
+struct KvPages;
+
+class GroupHosts {
+  public:
+    // fds: as HostLinks has them. kv_heads, layers: those of each host. Layers of neighbours are the same (a stage has
+    // several hosts) or follow each other (a host has several stages).
+    GroupHosts(Team& team, std::vector<int> fds, int host, std::vector<Span> kv_heads, std::vector<Span> layers);
+
+    int host() const { return links_.host(); }
+    int size() const { return links_.size(); }
+    bool speaks() const { return team_.rank() == 0; }
+    const std::vector<Span>& kv_heads() const { return kv_heads_; }
+    const std::vector<Span>& layers() const { return layers_; }
+    std::int64_t peers() const { return peers_.count; }            // hosts that have the layers of this one, with it
+    bool divides_layers() const { return peers_.count < size(); }  // between hosts
+    int before() const;  // who has the layers before those of this host; -1: nobody
+    int after() const;
+
+    // All of them in the first rank of a host alone. False: the team is broken.
+    // hidden [kRows, hidden]: whose first rows an order of logits is about.
+    bool tell(const TeamOrder& order, const TensorRef& hidden);
+    // Not in the front: the next order, with its rows, and where blocks [layers, blocks, ...] come before it, these.
+    bool hear(TeamOrder& order, const TensorRef& hidden, const TensorRef& arena);
+    // In the front, before a step: blocks ids i64 [m], as they are now, to all other hosts. Throws if the team is
+    // broken.
+    void mirror(const TensorRef& arena, const TensorRef& ids);
+
+    bool exchange(std::initializer_list<Columns> columns);
+    bool collect(const Columns& columns) { return links_.collect(columns); }
+    // The same of a tensor [rows, width], with what each host has of its columns.
+    bool exchange(const TensorRef& columns, const std::vector<Span>& spans);
+    bool collect(const TensorRef& columns, const std::vector<Span>& spans);
+
+    // states [tokens, hidden]: to the next stage's host, and from the one before.
+    bool send_states(const TensorRef& states);
+    bool receive_states(const TensorRef& states);
+    // After `parts` parts of a step. states: of the whole step. kv: of all layers.
+    bool end_step(const TeamStep& step, std::int64_t parts, const std::vector<KvPages>& kv, const TensorRef& states);
+    // The same, with what a caller may do wrong refused.
+    bool end_step(const TeamOrder& order, std::int64_t parts, const std::vector<KvCache>& kv, const TensorRef& states);
+
+    static void check_arena(const TensorRef& arena);
+
+  private:
+    void check_layers() const;
+    Columns columns_of(const TensorRef& columns, const std::vector<Span>& spans) const;
+    bool take_blocks(const TensorRef& arena, std::int64_t bytes);
+    bool tell_end(const TeamStep& step, const std::vector<KvPages>& kv, const TensorRef& states);
+    bool hear_end(const TeamStep& step, const std::vector<KvPages>& kv, const TensorRef& states);
+
+    Team& team_;
+    HostLinks links_;
+    std::vector<Span> kv_heads_, layers_;
+    Span peers_;
+};
+
+}  // namespace octavo
