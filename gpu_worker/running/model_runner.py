@@ -16,6 +16,7 @@ from torch import Tensor
 from gpu_worker.models.decoders.decoder import Decoder
 from gpu_worker.models.decoders.gpt import GptDecoder
 from gpu_worker.models.decoders.native_llama import NativeLlamaDecoder
+from gpu_worker.models.decoders.ranks.gpt_team import GptTeam
 from gpu_worker.ops import make_batch
 from gpu_worker.ops.lora import LoraRows
 from gpu_worker.running.adapter_bank import AdapterBank
@@ -163,8 +164,8 @@ class ModelRunner:
         """In a rank of a group other than 0: computes its share of the steps of rank 0, until the group is broken."""
         if isinstance(self._decoder, NativeLlamaDecoder):
             self._decoder.serve(self._arena.layers, self._arena.on_device)
-        elif isinstance(self._decoder, GptDecoder):
-            self._decoder.serve(self._arena.layers)
+        elif isinstance(self._decoder, GptDecoder) and isinstance(self._decoder.ranks, GptTeam):
+            self._decoder.ranks.serve(self._decoder, self._arena.layers)
 
     def mirror(self, blocks: Sequence[int]) -> None:
         """In rank 0 of a group on several hosts: sends blocks, as they are now, to the other hosts."""

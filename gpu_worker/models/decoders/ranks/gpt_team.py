@@ -10,23 +10,20 @@ import torch
 from torch import Tensor
 
 from gpu_worker.models.decoders.decoder import KeptLogits
-from gpu_worker.models.decoders.gpt import GptConfig, GptDecoder, OnlyRank
-from gpu_worker.models.decoders.ranks.gpt_room import LOGIT_ROWS, LOGITS, GptRoom, cut_batch
+from gpu_worker.models.decoders.gpt import GptConfig, GptDecoder
+from gpu_worker.models.decoders.only_rank import OnlyRank
+from gpu_worker.models.decoders.ranks.order_room import LOGIT_ROWS, LOGITS, OrderRoom, cut_batch
 from gpu_worker.models.decoders.ranks.gpt_share import GptShare
-from gpu_worker.models.decoders.ranks.place import RankPlace
+from gpu_worker.models.decoders.ranks.place import RankPlace, TeamBroken
 from gpu_worker.ops import TokenBatch, native
 
 PARTS = 2  # of a step, for stages
 
 
-class TeamBroken(RuntimeError):
-    """A rank has ended or hangs."""
-
-
 class GptTeam(OnlyRank):
     def __init__(self, config: GptConfig, share: GptShare, place: RankPlace, dtype: torch.dtype) -> None:
-        super().__init__(config)
-        self.first_kv_head, self.num_kv_heads = share.kv_heads
+        super().__init__(share.kv_heads.num)
+        self.first_kv_head = share.kv_heads.first
         self._layers = range(share.layers.first, share.layers.first + share.layers.num)
         self._stages = place.stages
         self._vocab = config.vocab_size
@@ -48,19 +45,19 @@ class GptTeam(OnlyRank):
         columns |= {"hidden": (LOGIT_ROWS, hidden, dtype), "logits": (LOGIT_ROWS, self._vocab, torch.float32)}
         plan_bytes = place.plan_bytes(config.context_tokens)
         start = native.team_bytes()
-        memory = place.team_memory(start + GptRoom.num_bytes(plan_bytes, columns))
-        self._room = GptRoom(memory[start:], plan_bytes, columns)
+        memory = place.team_memory(start + OrderRoom.num_bytes(plan_bytes, columns))
+        self._room = OrderRoom(memory[start:], plan_bytes, columns)
         self._team = place.team(memory)
         self._rows = slice(0, 0)  # of the step's tokens: those of the part that is being computed
 
-    def forward(self, decoder: GptDecoder, batch: TokenBatch, kv: Sequence[Tensor]) -> Tensor:
+    def forward(self, decoder: GptDecoder, batch: TokenBatch, kv: Sequence[Tensor], rows: Tensor) -> Tensor:
         self._room.order_forward(batch)
         self._expect(self._team.meet_all())
         x = self._compute(decoder, batch, kv)
         if self._stages > 1:
             self._expect(self._team.wait_for_end())
             x = self._room.columns["x"][: batch.num_tokens]
-        return x
+        return decoder.normed(x[rows])
 
     def logits(self, decoder: GptDecoder, hidden: Tensor) -> Tensor:
         logits = self._kept_logits.rows(hidden.shape[0])

@@ -13,6 +13,10 @@ PLAN_BYTES_PER_TOKEN = 48  # id, position, slot, and row twice: sampled and scor
 PLAN_BYTES = 4096
 
 
+class TeamBroken(RuntimeError):
+    """A rank has ended or hangs."""
+
+
 class ShareSpan(NamedTuple):
     first: int
     num: int
@@ -44,6 +48,14 @@ class RankPlace:
     patience_s: float  # how long a rank that does not come is waited for
     team_memory: Callable[[int], Tensor]
     arena_memory: Callable[[int], Tensor]
+    meeting_file: str = ""  # of ranks with a device each: where they find each other; empty: they share memory
+    rehearsal: str = ""  # of those: whose ops their devices, CPUs, pretend with; empty: they are GPUs
+    on_team: Callable[[Any], None] = lambda team: None  # is told of the rank's team, before that waits for others
+
+    @property
+    def has_device(self) -> bool:
+        """Whether this rank computes on a device of its own, and has its own heads of each block there."""
+        return bool(self.meeting_file)
 
     @property
     def ranks_of_host(self) -> int:

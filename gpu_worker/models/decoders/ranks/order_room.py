@@ -1,18 +1,20 @@
-"""The memory, mapped by all ranks of a GPT-like decoder, through which they exchange activations and orders."""
+"""The memory, mapped by ranks whose steps are called op by op, through which they exchange orders, and activations."""
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from gpu_worker.ops import TokenBatch
+from gpu_worker.ops.batch import packed
 
 LOGIT_ROWS = 64  # at once
 LINE = 64  # bytes
-FORWARD, LOGITS = 0, 1  # what rank 0 wants
+FORWARD, LOGITS, SWAP_OUT, SWAP_IN, COPY, SPOIL, END = range(7)  # what rank 0 wants; GPT's team knows two of them
 
 
-class GptRoom:
+class OrderRoom:
     """An order of rank 0, and activations by name: tensors whose columns are those of all ranks."""
 
     def __init__(self, memory: Tensor, plan_bytes: int, columns: dict[str, tuple[int, int, torch.dtype]]) -> None:
@@ -40,36 +42,62 @@ class GptRoom:
         """Of LOGITS."""
         return int(self._header[1])
 
-    def order_logits(self, num_rows: int) -> None:
-        self._header[:2] = torch.tensor([LOGITS, num_rows])
+    @property
+    def first_row(self) -> int:
+        """Of LOGITS, where each rank has the states."""
+        return int(self._header[2])
+
+    def order_end(self) -> None:
+        self._header[0] = END
+
+    def order_logits(self, num_rows: int, first: int = 0) -> None:
+        self._header[:3] = torch.tensor([LOGITS, num_rows, first])
+
+    def order_move(self, order: int, number: int, pairs: Sequence[tuple[int, int]]) -> None:
+        """One of the orders that concern blocks. Its `number` is larger than those of earlier ones."""
+        self.columns["pairs"][: len(pairs)] = torch.tensor(pairs)
+        self._header[:3] = torch.tensor([order, len(pairs), number])
+
+    def move(self) -> tuple[int, list[tuple[int, int]]]:
+        """The number of an order that concerns blocks, and the blocks."""
+        count, number = self._header[1:3].tolist()
+        return number, [(source, target) for source, target in self.columns["pairs"][:count].tolist()]
 
     def order_forward(self, batch: TokenBatch) -> None:
-        sizes = [batch.num_tokens, *batch.block_tables.shape]
-        self._header[:4] = torch.tensor([FORWARD, *sizes])
-        given = (batch.token_ids, batch.positions, batch.slots, batch.cu_q, batch.seq_lens, batch.block_tables)
+        sizes = [batch.num_tokens, *batch.block_tables.shape, len(batch.rows)]
+        self._header[:5] = torch.tensor([FORWARD, *sizes])
+        given = batch.on_host or (
+            *(batch.token_ids, batch.positions, batch.slots, batch.rows),
+            *(batch.cu_q, batch.seq_lens, batch.block_tables),
+        )
         for place, values in zip(self._arrays(*sizes), given, strict=True):
             place.copy_(values)
 
-    def batch(self) -> TokenBatch:
-        """Of FORWARD. Its rows are rank 0's."""
-        token_ids, positions, slots, cu_q, seq_lens, tables = self._arrays(*self._header[1:4].tolist())
+    def batch(self, device: torch.device | None = None) -> TokenBatch:
+        """Of FORWARD, on a device; None: where it lies."""
+        arrays = on_host = self._arrays(*self._header[1:5].tolist())
+        if device is not None and device.type != "cpu":
+            arrays = packed(on_host, device)
+        token_ids, positions, slots, rows, cu_q, seq_lens, tables = arrays
         return TokenBatch(
             token_ids=token_ids,
             positions=positions,
             slots=slots,
-            rows=token_ids.new_empty(0),
+            rows=rows,
             cu_q=cu_q,
             seq_lens=seq_lens,
             block_tables=tables,
-            q_lens=cu_q.diff().tolist(),
-            kv_lens=seq_lens.tolist(),
+            q_lens=on_host[4].diff().tolist(),
+            kv_lens=on_host[5].tolist(),
+            on_host=on_host,
         )
 
-    def _arrays(self, num_tokens: int, num_sequences: int, table_width: int) -> list[Tensor]:
-        shapes = [(num_tokens,)] * 3 + [(num_sequences + 1,), (num_sequences,), (num_sequences, table_width)]
+    def _arrays(self, num_tokens: int, num_sequences: int, table_width: int, num_rows: int) -> list[Tensor]:
+        shapes = [(num_tokens,)] * 3 + [(num_rows,), (num_sequences + 1,), (num_sequences,)]
+        shapes.append((num_sequences, table_width))
         arrays, start = [], 0
         for place, shape in enumerate(shapes):
-            dtype = torch.int64 if place < 3 else torch.int32
+            dtype = torch.int64 if place < 4 else torch.int32
             size = math.prod(shape) * dtype.itemsize
             arrays.append(self._plan[start : start + size].view(dtype).view(shape))
             start += _lines(size)
