@@ -9,6 +9,7 @@ from gpu_worker.group.hosts.host_streams import HostStreams
 from gpu_worker.group.hosts.mirrored_blocks import MirroredBlocks
 from gpu_worker.group.rank_task import RankUsage
 from gpu_worker.group.rank_watch import RankFailed, RankWatch
+from gpu_worker.models.decoders.ranks.device_team import DeviceTeam
 from gpu_worker.running.model_runner import ModelRunner
 from gpu_worker.steps.rank_state import RankState
 from gpu_worker.steps.runner import AdapterMemory, BlockMemory, PictureMemory, RunnerInfo, StepOutput, ignore
@@ -21,9 +22,18 @@ class GroupRunner:
     adapters: AdapterMemory | None = None
     pictures: PictureMemory | None = None
 
-    def __init__(self, runner: ModelRunner, watch: RankWatch, team: Any, streams: HostStreams | None = None) -> None:
-        """`team` is the extension's, and is asked for its trouble alone. `streams` lead to other hosts."""
+    def __init__(
+        self,
+        runner: ModelRunner,
+        watch: RankWatch,
+        team: Any,
+        streams: HostStreams | None = None,
+        on_close: Callable[[], None] | None = None,
+    ) -> None:
+        """`team` is the extension's, or a DeviceTeam, and is asked for its trouble alone. `streams` lead to other hosts."""
         self._runner = runner
+        self._on_close = on_close or (lambda: None)
+        self._has_devices = isinstance(team, DeviceTeam)
         self._watch = watch
         self._team = team
         self._streams = streams
@@ -60,7 +70,10 @@ class GroupRunner:
 
     def run(self, step: StepInput, on_copied: Callable[[], None] = ignore) -> StepOutput:
         """`on_copied` is never called: copies of other ranks are not seen here."""
-        return self._runner.run(step)
+        output = self._runner.run(step)
+        if self._has_devices and self._team.trouble:  # what a device waited for was broken off: it has computed nonsense
+            self.check_device()
+        return output
 
     def check_device(self) -> None:
         """Raises RankFailed if a rank has ended or hangs."""
@@ -71,5 +84,6 @@ class GroupRunner:
     def close(self) -> None:
         self._watch.close()
         self._runner.close()
+        self._on_close()
         if self._streams is not None:
             self._streams.close()

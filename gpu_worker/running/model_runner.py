@@ -24,6 +24,7 @@ from gpu_worker.running.encoder_bank import EncoderBank
 from gpu_worker.running.graphs import StepGraphs
 from gpu_worker.running.memory.arena import KvArena, StepMark
 from gpu_worker.running.memory.block_mover import BlockMover
+from gpu_worker.running.memory.rank_arena import RankArena
 from gpu_worker.running.picture_bank import PictureBank
 from gpu_worker.running.pooled_rows import pooled_of, rows_of
 from gpu_worker.sampling.sampler import Sampler
@@ -164,6 +165,8 @@ class ModelRunner:
         """In a rank of a group other than 0: computes its share of the steps of rank 0, until the group is broken."""
         if isinstance(self._decoder, NativeLlamaDecoder):
             self._decoder.serve(self._arena.layers, self._arena.on_device)
+        elif isinstance(self._arena, RankArena):
+            self._arena.serve(self._decoder, self._mark)
         elif isinstance(self._decoder, GptDecoder) and isinstance(self._decoder.ranks, GptTeam):
             self._decoder.ranks.serve(self._decoder, self._arena.layers)
 
@@ -181,7 +184,7 @@ class ModelRunner:
         try:
             self._block_mover.wait_for_copies()
         finally:
-            self._arena.layers.clear()
+            self._arena.close()
             self.__dict__.pop("block_memory", None)
             del self._block_mover, self._arena, self._decoder, self.graphs
 

@@ -139,7 +139,6 @@ class GptDecoder:
     """A GPT-like Decoder, on any device and any ops."""
 
     name = "gpt"
-    capturable = True
     batch_invariant = True
     load_lora: LoadLora | None = None
     lora_support = NO_LORA
@@ -159,6 +158,7 @@ class GptDecoder:
         """`tensors` are those of this process's rank among `ranks`; None: there is one."""
         self.config = config
         self.ranks = ranks or OnlyRank(config.num_kv_heads)
+        self.capturable = ranks is None  # a rank speaks with others between kernels
         self.vocab_size = config.vocab_size
         self.context_tokens = config.context_tokens
         self.num_layers = config.num_layers

@@ -17,7 +17,7 @@ from gpu_worker.models.decoders.ranks.place import RankPlace, ShareSpan, TeamBro
 from gpu_worker.ops import TokenBatch, native
 
 MOST_PAIRS = 1 << 14  # blocks that an order names
-SWAPPED, STAGED = 0, 1  # columns of `progress`: the last order of its kind whose copies a rank has made
+SWAPPED, STAGED = 0, 1  # kinds of copies: in the order of steps, and beside them
 PROGRESS = 8  # numbers, which fill a line
 
 
@@ -43,7 +43,7 @@ class DeviceTeam(OnlyRank):
         shared = {"pairs": (MOST_PAIRS, 2, torch.int64), "progress": (place.size, PROGRESS, torch.int64)}
         memory = place.team_memory(start + OrderRoom.num_bytes(plan_bytes, shared))
         self._room = OrderRoom(memory[start:], plan_bytes, shared)
-        self.progress = self._room.columns["progress"]
+        self._progress = self._room.columns["progress"].numpy()
         self._team = place.team(memory)
         self._exchange: ColumnExchange | None = None
         self._forwarded: Tensor | None = None
@@ -61,6 +61,10 @@ class DeviceTeam(OnlyRank):
         """Why the team is broken; empty if it is not."""
         return str(self._team.trouble)
 
+    def waited_s(self, rank: int) -> float:
+        """How long a rank has waited for others, but for what devices wait for."""
+        return float(self._team.waited_s(rank))
+
     def break_off(self) -> None:
         """Ends all meetings, and what devices wait for, from any thread."""
         self._team.break_off()
@@ -74,16 +78,20 @@ class DeviceTeam(OnlyRank):
         except RuntimeError as error:
             raise self._failed(error) from error
 
-    def forward(self, decoder: Any, batch: TokenBatch, kv: Sequence[Tensor], rows: Tensor) -> Tensor:
+    def forward(self, decoder: Any, batch: TokenBatch, kv: Sequence[Tensor], rows: Tensor) -> Any:
         if rows is not batch.rows:
             raise ValueError("ranks compute the rows of the batch")
         if self._is_front:
             self._room.order_forward(batch)
             self._expect(self._team.meet_all())
-        self._forwarded = hidden = decoder.compute(batch, kv, rows)
+        try:
+            self._forwarded = decoder.compute(batch, kv, rows)
+        except BaseException:  # others wait for columns
+            self.break_off()
+            raise
         if self._is_front:
             self._expect(self._team.meet_all())
-        return hidden
+        return self._forwarded
 
     def logits(self, decoder: Any, hidden: Tensor) -> Tensor:
         """Of rows of what was forwarded last, which each rank has."""
@@ -100,7 +108,7 @@ class DeviceTeam(OnlyRank):
     def order_move(self, order: int, pairs: Sequence[tuple[int, int]]) -> int:
         """In rank 0: makes the others do with their heads of blocks what this rank is about to do with its own.
 
-        Returns the order's number: `progress` tells who has made its copies.
+        Returns the order's number, by which `have_copied` is asked.
         """
         for start in range(0, len(pairs), MOST_PAIRS):
             self._num_moves += 1
@@ -108,6 +116,14 @@ class DeviceTeam(OnlyRank):
             self._expect(self._team.meet_all())
             self._expect(self._team.meet_all())
         return self._num_moves
+
+    def have_copied(self, kind: int, number: int) -> bool:
+        """In rank 0: whether all others have made the copies of an order."""
+        return bool((self._progress[1:, kind] >= number).all())
+
+    def note_copied(self, kind: int, number: int) -> None:
+        """In a rank other than 0: it has made the copies of all orders up to this one."""
+        self._progress[self.place.rank, kind] = number
 
     def order_end(self) -> None:
         """In rank 0: the others return from `serve`."""

@@ -49,13 +49,19 @@ class RankPlace:
     team_memory: Callable[[int], Tensor]
     arena_memory: Callable[[int], Tensor]
     meeting_file: str = ""  # of ranks with a device each: where they find each other; empty: they share memory
-    rehearsal: str = ""  # of those: whose ops their devices, CPUs, pretend with; empty: they are GPUs
+    rehearsal: str = ""  # of those: the ops with which CPUs pretend to be their devices; empty: they are GPUs
+    pipes: Sequence[int] = ()  # of those: rank 0 tells each other one by a pipe which blocks to copy beside the steps
     on_team: Callable[[Any], None] = lambda team: None  # is told of the rank's team, before that waits for others
 
     @property
     def has_device(self) -> bool:
         """Whether this rank computes on a device of its own, and has its own heads of each block there."""
         return bool(self.meeting_file)
+
+    @property
+    def device(self) -> str:
+        """Of a rank that has one of its own."""
+        return "cpu" if self.rehearsal else f"cuda:{self.rank}"
 
     @property
     def ranks_of_host(self) -> int:
