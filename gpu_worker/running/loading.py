@@ -138,6 +138,8 @@ def load_runner(
         )
 
     team = _team_of(decoder)
+    if team is not None:
+        team.connect()
     own = shape if team is None else replace(shape, num_kv_heads=team.num_kv_heads)
     if kv_cache_bytes is None and where.type == "cpu":
         kv_cache_bytes = max(shape.bytes_per_block, cpu_block_bytes(available_bytes()))

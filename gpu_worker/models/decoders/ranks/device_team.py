@@ -27,10 +27,7 @@ class DeviceTeam(OnlyRank):
     def __init__(
         self, place: RankPlace, device: torch.device, columns: Mapping[str, Sequence[ShareSpan]], context_tokens: int
     ) -> None:
-        """`columns` are those of each rank, by name; those of `kv_heads` are the heads. Waits until all ranks are here.
-
-        Raises TeamBroken if one does not come.
-        """
+        """`columns` are those of each rank, by name; those of `kv_heads` are the heads."""
         kv_heads = columns["kv_heads"][place.rank]
         super().__init__(kv_heads.num)
         self.first_kv_head = kv_heads.first
@@ -49,9 +46,15 @@ class DeviceTeam(OnlyRank):
         self._forwarded: Tensor | None = None
         self._num_moves = 0
         place.on_team(self)
-        self._expect(self._team.meet_for_orders())  # loading takes each rank as long as it takes
+
+    def connect(self) -> None:
+        """Waits until all ranks have loaded their model, as long as that takes them, and connects their devices.
+
+        Called once, before all else. Raises TeamBroken if a rank has ended.
+        """
+        self._expect(self._team.meet_for_orders())
         try:
-            self._exchange = ColumnExchange(place, device)
+            self._exchange = ColumnExchange(self.place, self._device)
             self.numbers_of_all([0])  # sets connections up
         except RuntimeError as error:
             raise self._failed(error) from error
