@@ -36,7 +36,7 @@ def refuse_on_devices(ranks: int, stages: int, hosts: int, device: str, rehearsa
         reason = f"ranks take cuda:0 to cuda:{ranks - 1}, and {device} says otherwise: say cuda, and choose GPUs by"
         raise InvalidArgument("device", f"{reason} CUDA_VISIBLE_DEVICES")
     if (there := torch.cuda.device_count()) < ranks:
-        raise InvalidArgument("tensor_parallel", f"{ranks} ranks have a GPU each, and there are {there}: give fewer")
+        raise InvalidArgument("tensor_parallel", f"{ranks} ranks have a GPU each, and there are {there}: give fewer, or say --device cpu")
 
 
 def load_device_group(

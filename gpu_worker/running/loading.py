@@ -22,7 +22,7 @@ from gpu_worker.running.graphs import CudaGraphCapturer, StepGraphs, capture_gra
 from gpu_worker.running.memory.arena import KvArena
 from gpu_worker.running.memory.rank_arena import RankArena
 from gpu_worker.running.model_runner import ModelRunner
-from gpu_worker.running.rank_sizing import agreed_blocks, rank_block_bytes
+from gpu_worker.running.rank_sizing import RehearsedMemory, agreed_blocks, rank_block_bytes
 from gpu_worker.running.sizing import (
     CudaMemory,
     choose_device,
@@ -141,14 +141,16 @@ def load_runner(
     if team is not None:
         team.connect()
     own = shape if team is None else replace(shape, num_kv_heads=team.num_kv_heads)
-    if kv_cache_bytes is None and where.type == "cpu":
+    rehearsed = place is not None and bool(place.rehearsal)
+    if kv_cache_bytes is None and where.type == "cpu" and not rehearsed:
         kv_cache_bytes = max(shape.bytes_per_block, cpu_block_bytes(available_bytes()))
     elif kv_cache_bytes is None:
         trial = trial_runner(loaded, own, ops, where, context)
         steps = worst_steps(max_batch_tokens, max_batch_sequences, context, block_size, decoder.vocab_size)
         if team is not None:
             work = [partial(trial.run, step) for step in steps]
-            own_bytes = rank_block_bytes(CudaMemory(where), gpu_memory_utilization, team, decoder, trial.layers, work)
+            memory = RehearsedMemory() if rehearsed else CudaMemory(where)
+            own_bytes = rank_block_bytes(memory, gpu_memory_utilization, team, decoder, trial.layers, work)
             kv_cache_bytes = own_bytes // own.bytes_per_block * shape.bytes_per_block
         else:
             kv_cache_bytes = measured_block_bytes(CudaMemory(where), gpu_memory_utilization, trial, steps, capture)

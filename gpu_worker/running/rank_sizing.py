@@ -7,7 +7,27 @@ from typing import Any
 from torch import Tensor
 
 from gpu_worker.models.decoders.ranks.device_team import DeviceTeam
-from gpu_worker.running.sizing import CudaMemory, gpu_block_bytes
+from gpu_worker.running.sizing import DeviceMemory, gpu_block_bytes
+
+
+REHEARSED_BYTES = 32 << 20
+
+
+class RehearsedMemory:
+    """What a CPU says that pretends to be a GPU: steps are run, and take nothing."""
+
+    total_bytes = REHEARSED_BYTES
+
+    def free_bytes(self) -> int:
+        return REHEARSED_BYTES
+
+    def peak_of(self, work: Callable[[], object]) -> int:
+        work()
+        return 0
+
+    def kept_by(self, work: Callable[[], object]) -> int:
+        work()
+        return 0
 
 
 def agreed_blocks(team: DeviceTeam, own_blocks: int, host_blocks: int) -> tuple[int, int]:
@@ -17,7 +37,7 @@ def agreed_blocks(team: DeviceTeam, own_blocks: int, host_blocks: int) -> tuple[
 
 
 def rank_block_bytes(
-    memory: CudaMemory,
+    memory: DeviceMemory,
     utilization: float,
     team: DeviceTeam,
     decoder: Any,

@@ -13,7 +13,7 @@ import queue
 import struct
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -111,7 +111,7 @@ class RankArena(KvArena):
         host = shape.arena_in(memory[:host_bytes], num_host_blocks)[:, :, first : first + num]
         super().__init__(shape, num_blocks, num_host_blocks, device, ops, own, host)
         self._team = team
-        self._is_front = team.place.rank == 0
+        self._on = device
         self._pending: list[tuple[SwapTicket, frozenset[int]]] = []
         self._begun: queue.SimpleQueue[tuple[int, SwapTicket | None]] = queue.SimpleQueue()
 
@@ -151,7 +151,7 @@ class RankArena(KvArena):
     def serve(self, decoder: Any, mark: StepMark) -> None:
         """In a rank other than 0: computes and copies what rank 0 orders, until the team is broken."""
         for run in (self._watch_swaps, lambda: self._copy_staged(mark)):
-            threading.Thread(target=_run_or_end, args=(run,), name="copies", daemon=True).start()
+            threading.Thread(target=_run_or_end, args=(run, self._on), name="copies", daemon=True).start()
         self._team.serve(decoder, self.layers, self._move, self._settle_for, mark.note_steps)
 
     def _move(self, order: int, number: int, pairs: Pairs) -> None:
@@ -205,9 +205,11 @@ class RankArena(KvArena):
                 self._team.note_copied(STAGED, number)
 
 
-def _run_or_end(run: Any) -> None:
+def _run_or_end(run: Callable[[], None], device: torch.device) -> None:
     """A rank whose copies fail is of no use: its front sees it end."""
     try:
+        if device.type == "cuda":
+            torch.cuda.set_device(device)  # a thread has GPU 0 otherwise, and would take memory there
         run()
     except Exception:
         log.exception("copies of blocks have failed: this rank ends")

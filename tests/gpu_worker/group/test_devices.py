@@ -24,8 +24,11 @@ from gpu_worker.models.decoders.llama import LlamaDecoder
 from gpu_worker.models.decoders.ranks.device_team import DeviceTeam
 from gpu_worker.models.decoders.ranks.order_room import COPY, SWAP_IN, SWAP_OUT
 from gpu_worker.models.decoders.ranks.place import TeamBroken
+from gpu_worker.ops.reference import ReferenceOps
+from gpu_worker.running import loading
 from gpu_worker.running.loading import load_runner
 from gpu_worker.running.model_runner import ModelRunner
+from gpu_worker.running.rank_sizing import REHEARSED_BYTES
 from octavo.request.errors import InvalidArgument
 
 from .conftest import SIZES
@@ -126,6 +129,25 @@ def test_a_rank_with_a_device_that_cannot_start_is_named_with_its_reason(folder,
     with pytest.raises(RankFailed, match=r"rank 1 \(pid \d+\): .*-gone"):
         load_group(str(folder), ranks=2, patience_s=5.0, **{**SIZES, **REHEARSED})
     assert not ranks_of(os.getpid())
+
+
+def test_the_rank_with_the_least_room_decides_how_many_blocks_there_are(group, folder):
+    """Which is measured beside the largest steps, which all ranks compute: rank 1 has two of three heads."""
+    runner = group(2, kv_cache_bytes=None, context_tokens=128, gpu_memory_utilization=0.5, **REHEARSED)
+    own_bytes = runner.info.bytes_per_block // 3 * 2
+    assert runner.info.num_blocks == REHEARSED_BYTES // 2 // own_bytes
+    assert LLM(str(folder), runner=runner).generate("a", SamplingParams(max_tokens=1), use_tqdm=False)
+
+
+def test_a_group_whose_products_may_have_other_bits_has_a_class_of_its_own(group, folder, alone, monkeypatch):
+    """As with cuBLAS. Other ranks compute the same tokens, as far as rounding does not tip a choice."""
+    monkeypatch.setattr(loading, "choose_ops", lambda *_: ReferenceOps())
+    one = alone(folder)
+    several = group(2, **{**REHEARSED, "rehearsal": "reference"})
+    assert several.info.numerics.split("/") == [*one.info.numerics.split("/")[:5], "ranks-2", *one.info.numerics.split("/")[5:]]
+    params = SamplingParams(temperature=0, max_tokens=12)
+    said = [LLM(str(folder), runner=each).generate("A tale", params, use_tqdm=False) for each in (one, several)]
+    assert said[0][0].outputs[0].token_ids == said[1][0].outputs[0].token_ids
 
 
 @pytest.mark.parametrize(

@@ -134,6 +134,7 @@ class DeviceTeam(OnlyRank):
         self._expect(self._team.meet_all())
         self._expect(self._team.meet_all())
 
+    @torch.inference_mode()
     def serve(
         self,
         decoder: Any,
