@@ -2,10 +2,8 @@
 
 import logging
 import os
-import tempfile
 from contextlib import ExitStack
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -36,25 +34,23 @@ def refuse_on_devices(ranks: int, stages: int, hosts: int, device: str, rehearsa
         reason = f"ranks take cuda:0 to cuda:{ranks - 1}, and {device} says otherwise: say cuda, and choose GPUs by"
         raise InvalidArgument("device", f"{reason} CUDA_VISIBLE_DEVICES")
     if (there := torch.cuda.device_count()) < ranks:
-        raise InvalidArgument("tensor_parallel", f"{ranks} ranks have a GPU each, and there are {there}: give fewer, or say --device cpu")
-
-
-def load_device_group(
-    model: str, *, ranks: int, patience_s: float, rehearsal: str = "", **options: Any
-) -> GroupRunner:
-    """A runner whose steps `ranks` processes compute together, each on a device of its own: this one is rank 0."""
-    with ExitStack() as while_starting:
-        team, blocks = (
-            while_starting.enter_context(SharedMemory.create(name)) for name in ("octavo-team", "octavo-blocks")
+        raise InvalidArgument(
+            "tensor_parallel", f"{ranks} ranks have a GPU each, and there are {there}: give fewer, or say --device cpu"
         )
-        folder = while_starting.enter_context(tempfile.TemporaryDirectory(prefix="octavo-group-"))
+
+
+def load_device_group(model: str, *, ranks: int, patience_s: float, rehearsal: str = "", **options: Any) -> GroupRunner:
+    """A runner whose steps `ranks` processes compute together, each on a device of its own: this one is rank 0."""
+    names = ("octavo-team", "octavo-blocks", "octavo-meeting")
+    with ExitStack() as while_starting:
+        team, blocks, meeting = (while_starting.enter_context(SharedMemory.create(name)) for name in names)
         pipes = [os.pipe() for _ in range(ranks - 1)]
         for read_end, _ in pipes:
             while_starting.callback(os.close, read_end)
         first = RankTask(
             rank=0,
             size=ranks,
-            meeting_file=str(Path(folder) / "meeting"),
+            meeting=meeting.descriptor,
             rehearsal=rehearsal,
             pipes=[write_end for _, write_end in pipes],
             team=team.descriptor,
@@ -64,9 +60,7 @@ def load_device_group(
             patience_s=patience_s,
             options=options_of_ranks(model, options),
         )
-        here = [
-            RankProcess(replace(first, rank=rank, pipes=[read_end])) for rank, (read_end, _) in enumerate(pipes, 1)
-        ]
+        here = [RankProcess(replace(first, rank=rank, pipes=[read_end])) for rank, (read_end, _) in enumerate(pipes, 1)]
         return _started(model, first, here, options)
 
 
@@ -95,7 +89,7 @@ def _started(model: str, first: RankTask, here: list[RankProcess], options: dict
             raise RankFailed(loss or str(error)) from error
         raise
     log.info("a group of %d devices; pids %s", first.size, [os.getpid(), *watch.pids])
-    return GroupRunner(runner, watch, teams[0], on_close=lambda: _close_all(first.pipes))
+    return GroupRunner(runner, watch, teams[0])
 
 
 def _close_all(descriptors: Any) -> None:

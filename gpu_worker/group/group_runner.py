@@ -3,6 +3,7 @@
 import os
 import socket
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from gpu_worker.group.hosts.host_streams import HostStreams
@@ -10,6 +11,7 @@ from gpu_worker.group.hosts.mirrored_blocks import MirroredBlocks
 from gpu_worker.group.rank_task import RankUsage
 from gpu_worker.group.rank_watch import RankFailed, RankWatch
 from gpu_worker.models.decoders.ranks.device_team import DeviceTeam
+from gpu_worker.models.decoders.ranks.place import TeamBroken
 from gpu_worker.running.model_runner import ModelRunner
 from gpu_worker.steps.rank_state import RankState
 from gpu_worker.steps.runner import AdapterMemory, BlockMemory, PictureMemory, RunnerInfo, StepOutput, ignore
@@ -22,17 +24,9 @@ class GroupRunner:
     adapters: AdapterMemory | None = None
     pictures: PictureMemory | None = None
 
-    def __init__(
-        self,
-        runner: ModelRunner,
-        watch: RankWatch,
-        team: Any,
-        streams: HostStreams | None = None,
-        on_close: Callable[[], None] | None = None,
-    ) -> None:
-        """`team` is the extension's, or a DeviceTeam, and is asked for its trouble alone. `streams` lead to other hosts."""
+    def __init__(self, runner: ModelRunner, watch: RankWatch, team: Any, streams: HostStreams | None = None) -> None:
+        """`team` is the extension's, or a DeviceTeam, and is asked for its trouble. `streams` lead to other hosts."""
         self._runner = runner
-        self._on_close = on_close or (lambda: None)
         self._has_devices = isinstance(team, DeviceTeam)
         self._watch = watch
         self._team = team
@@ -71,8 +65,8 @@ class GroupRunner:
     def run(self, step: StepInput, on_copied: Callable[[], None] = ignore) -> StepOutput:
         """`on_copied` is never called: copies of other ranks are not seen here."""
         output = self._runner.run(step)
-        if self._has_devices and self._team.trouble:  # what a device waited for was broken off: it has computed nonsense
-            self.check_device()
+        if self._has_devices and self._team.trouble:
+            self.check_device()  # what a device waited for was broken off, and what it has computed has no sense
         return output
 
     def check_device(self) -> None:
@@ -82,8 +76,13 @@ class GroupRunner:
         self._runner.check_device()
 
     def close(self) -> None:
+        if self._has_devices:
+            with suppress(TeamBroken):  # it waits for the copies of all ranks
+                self._runner.close()
+            self._watch.close()
+            self._team.break_off()  # for who still waits for them
+            return
         self._watch.close()
         self._runner.close()
-        self._on_close()
         if self._streams is not None:
             self._streams.close()

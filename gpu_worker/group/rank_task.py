@@ -44,7 +44,7 @@ class RankTask(_Line):
     host: int = 0  # the hosts have equally many ranks each, neighbours
     hosts: int = 1
     links: Sequence[int] = ()  # in the first rank of a host: the descriptors of its streams to the others, by host
-    meeting_file: str = ""  # see RankPlace
+    meeting: int = -1  # see RankPlace
     rehearsal: str = ""
     pipes: Sequence[int] = ()
     team: int  # the descriptors of the memory of all ranks
@@ -62,7 +62,7 @@ class RankTask(_Line):
     @property
     def descriptors(self) -> list[int]:
         """What the process of the rank inherits."""
-        return [self.team, self.arena, *self.pipes, *(link for link in self.links if link >= 0)]
+        return [self.team, self.arena, *self.pipes, *(each for each in (self.meeting, *self.links) if each >= 0)]
 
     def place(self, on_team: Callable[[Any], None] = lambda team: None) -> RankPlace:
         return RankPlace(
@@ -72,7 +72,7 @@ class RankTask(_Line):
             host=self.host,
             hosts=self.hosts,
             links=self.links,
-            meeting_file=self.meeting_file,
+            meeting=self.meeting,
             rehearsal=self.rehearsal,
             pipes=self.pipes,
             on_team=on_team,

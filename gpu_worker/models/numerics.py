@@ -46,7 +46,11 @@ def class_of(
         in_halves = kv_dtype not in IN_FLOATS or "halves" in decoder.arithmetic
         return _joined(*_native_cpu(ops, in_halves), decoder.arithmetic, f"rope={_digest(decoder.rope)}")
     name = str(dtype).removeprefix("torch.")
-    decoded: tuple[str, ...] = type(decoder).__name__.removesuffix("Decoder").lower(), name, f"torch-{torch.__version__}"
+    decoded: tuple[str, ...] = (
+        type(decoder).__name__.removesuffix("Decoder").lower(),
+        name,
+        f"torch-{torch.__version__}",
+    )
     if ranks > 1 and not batch_invariant and not isinstance(ops, NativeCpuOps):
         decoded = (*decoded, f"ranks-{ranks}")
     if device.type == "cuda":

@@ -9,7 +9,6 @@ from torch import Tensor
 from gpu_worker.models.decoders.ranks.device_team import DeviceTeam
 from gpu_worker.running.sizing import DeviceMemory, gpu_block_bytes
 
-
 REHEARSED_BYTES = 32 << 20
 
 

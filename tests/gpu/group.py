@@ -29,7 +29,10 @@ NORMS = {"input_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"
 def save(form: Form, folder: Path) -> Path:
     """A checkpoint of a form's weights, as Llama's are stored."""
     tensors = {"model.embed_tokens.weight": form.weights()["embedding"], "model.norm.weight": form.weights()["norm"]}
-    sizes = {"qkv": dict(zip("qkv", form.config.qkv_rows, strict=True)), "gate_up": {"gate": form.inner, "up": form.inner}}
+    sizes = {
+        "qkv": dict(zip("qkv", form.config.qkv_rows, strict=True)),
+        "gate_up": {"gate": form.inner, "up": form.inner},
+    }
     for name, tensor in form.weights().items():
         layer, dot, what = name.partition(".")
         if not dot:
@@ -41,7 +44,9 @@ def save(form: Form, folder: Path) -> Path:
         parts = sizes.get(what, {"": tensor.shape[0]})
         for part, rows in zip(parts, tensor.split(list(parts.values())), strict=True):
             tensors[f"{prefix}{MATRICES[what].format(part)}.weight"] = rows
-    save_file({name: tensor.to(torch.bfloat16).contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors")
+    save_file(
+        {name: tensor.to(torch.bfloat16).contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors"
+    )
     config = {
         "model_type": "llama",
         "vocab_size": form.vocab,
@@ -142,7 +147,14 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         model = save(form, Path(folder))
         rows = [compare(t, model, form, batch_invariant) for batch_invariant in (True, False)]
-    head = ("products", "outputs of one GPU", "blocks of one GPU", "step, one, ms", "step, two, ms", "blocks swapped in")
+    head = (
+        "products",
+        "outputs of one GPU",
+        "blocks of one GPU",
+        "step, one, ms",
+        "step, two, ms",
+        "blocks swapped in",
+    )
     t.table(f"Two ranks, {form.layers} layers, {form.kv_heads} KV heads, eager steps of up to 8 sequences", head, rows)
     t.finish()
 

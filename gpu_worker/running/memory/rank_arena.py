@@ -68,8 +68,16 @@ class GroupCopier:
     def __init__(self, own: BlockCopier, team: DeviceTeam) -> None:
         self._own = own
         self._team = team
+        self._pipes = list(team.place.pipes)
         self._turn = threading.Lock()
         self._number = 0
+
+    def close(self) -> None:
+        """No copy begins from here on."""
+        with self._turn:
+            for pipe in self._pipes:
+                os.close(pipe)
+            self._pipes.clear()
 
     def copy_out(self, pairs: Pairs) -> SwapTicket | None:
         return self._copy(0, pairs)
@@ -81,8 +89,10 @@ class GroupCopier:
         with self._turn:
             self._number = number = self._number + 1
             order = HEADER.pack(into, number, len(pairs)) + struct.pack(f"={2 * len(pairs)}q", *sum(pairs, ()))
+            if len(self._pipes) < len(self._team.place.pipes):
+                raise TeamBroken("the group was closed")
             try:
-                for pipe in self._team.place.pipes:
+                for pipe in self._pipes:
                     _write_all(pipe, order)
             except OSError as error:
                 raise TeamBroken(f"a rank takes no orders any more: {error}") from error
@@ -112,11 +122,13 @@ class RankArena(KvArena):
         super().__init__(shape, num_blocks, num_host_blocks, device, ops, own, host)
         self._team = team
         self._on = device
+        self._copier: GroupCopier | None = None
         self._pending: list[tuple[SwapTicket, frozenset[int]]] = []
         self._begun: queue.SimpleQueue[tuple[int, SwapTicket | None]] = queue.SimpleQueue()
 
     def staged_blocks(self, mark: StepMark) -> StagedBlocks:
-        copier = GroupCopier(ArenaCopier(self._ops, self._device, self._staging, mark), self._team)
+        """In rank 0, once."""
+        copier = self._copier = GroupCopier(ArenaCopier(self._ops, self._device, self._staging, mark), self._team)
         return StagedBlocks(copier, self._staging_memory.numpy().data, self.num_blocks, self._size)
 
     def swap_out(self, pairs: Pairs) -> SwapTicket | None:
@@ -145,6 +157,11 @@ class RankArena(KvArena):
 
     def close(self) -> None:
         super().close()
+        if self._copier is not None:
+            self._copier.close()
+        elif self._team.place.rank == 0:
+            for pipe in self._team.place.pipes:
+                os.close(pipe)
         if self._pinned is not None:
             torch.cuda.cudart().cudaHostUnregister(self._pinned)
 

@@ -8,11 +8,11 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-import torch.distributed
 from torch import Tensor
 
 from gpu_worker.models.decoders.ranks.place import RankPlace
 
+distributed: Any = torch.distributed  # of whose own process groups type checkers know little
 LOOPBACK = "127.0.0.1"
 # Ranks find each other within seconds, once all are there. NCCL sets up its rings then, and says nothing meanwhile.
 MEETING_S = 60.0
@@ -25,13 +25,13 @@ class ColumnExchange:
         """All ranks make it at the same time."""
         self._size = place.size
         self._device = device
-        store = torch.distributed.FileStore(place.meeting_file, place.size)
+        store = distributed.FileStore(f"/proc/self/fd/{place.meeting}", place.size)  # which has no name elsewhere
         store.set_timeout(timedelta(seconds=MEETING_S))
         self._group = self._nccl(place, store) if device.type == "cuda" else self._gloo(place, store)
 
     def _gloo(self, place: RankPlace, store: Any) -> Any:
         """On the loopback interface: all ranks are on this host."""
-        gloo = torch.distributed.ProcessGroupGloo
+        gloo = distributed.ProcessGroupGloo
         options = gloo._Options()
         options._devices = [gloo.create_device(hostname=LOOPBACK)]
         options._timeout = timedelta(seconds=place.patience_s)
@@ -39,7 +39,7 @@ class ColumnExchange:
 
     def _nccl(self, place: RankPlace, store: Any) -> Any:
         """No GPU has run this. The front ends a group that hangs before this timeout does, which ends the process."""
-        nccl: Any = getattr(torch.distributed, "ProcessGroupNCCL")  # noqa: B009: a torch for CPUs lacks it
+        nccl = distributed.ProcessGroupNCCL  # which a torch for CPUs lacks
         options = nccl.Options()
         options._timeout = timedelta(seconds=MEETING_S + place.patience_s)
         return nccl(store, place.rank, place.size, options)

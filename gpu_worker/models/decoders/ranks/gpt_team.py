@@ -12,8 +12,8 @@ from torch import Tensor
 from gpu_worker.models.decoders.decoder import KeptLogits
 from gpu_worker.models.decoders.gpt import GptConfig, GptDecoder
 from gpu_worker.models.decoders.only_rank import OnlyRank
-from gpu_worker.models.decoders.ranks.order_room import LOGIT_ROWS, LOGITS, OrderRoom, cut_batch
 from gpu_worker.models.decoders.ranks.gpt_share import GptShare
+from gpu_worker.models.decoders.ranks.order_room import LOGIT_ROWS, LOGITS, OrderRoom, cut_batch
 from gpu_worker.models.decoders.ranks.place import RankPlace, TeamBroken
 from gpu_worker.ops import TokenBatch, native
 

@@ -93,8 +93,8 @@ class OrderRoom:
         )
 
     def _arrays(self, num_tokens: int, num_sequences: int, table_width: int, num_rows: int) -> list[Tensor]:
-        shapes = [(num_tokens,)] * 3 + [(num_rows,), (num_sequences + 1,), (num_sequences,)]
-        shapes.append((num_sequences, table_width))
+        lengths = [num_tokens] * 3 + [num_rows, num_sequences + 1, num_sequences]
+        shapes: list[tuple[int, ...]] = [*((length,) for length in lengths), (num_sequences, table_width)]
         arrays, start = [], 0
         for place, shape in enumerate(shapes):
             dtype = torch.int64 if place < 4 else torch.int32

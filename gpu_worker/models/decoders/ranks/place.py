@@ -48,7 +48,8 @@ class RankPlace:
     patience_s: float  # how long a rank that does not come is waited for
     team_memory: Callable[[int], Tensor]
     arena_memory: Callable[[int], Tensor]
-    meeting_file: str = ""  # of ranks with a device each: where they find each other; empty: they share memory
+    # Of ranks with a device each: the descriptor of a file by which they find each other; -1: they share memory.
+    meeting: int = -1
     rehearsal: str = ""  # of those: the ops with which CPUs pretend to be their devices; empty: they are GPUs
     pipes: Sequence[int] = ()  # of those: rank 0 tells each other one by a pipe which blocks to copy beside the steps
     on_team: Callable[[Any], None] = lambda team: None  # is told of the rank's team, before that waits for others
@@ -56,7 +57,7 @@ class RankPlace:
     @property
     def has_device(self) -> bool:
         """Whether this rank computes on a device of its own, and has its own heads of each block there."""
-        return bool(self.meeting_file)
+        return self.meeting >= 0
 
     @property
     def device(self) -> str:
