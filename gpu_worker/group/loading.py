@@ -37,8 +37,8 @@ def load_group(
 
     They are on this host, or equally many on each of those to which there are `streams`. `options` are those of
     `load_runner`; `threads` are those of each rank. A rank that does not come for `patience_s` within a step ends the
-    group. Raises what `load_runner` raises, and RankFailed if another rank cannot start. Where the device is a GPU, each
-    rank has one of its own; with a `rehearsal` (see rehearsal_ops) CPUs pretend to be these.
+    group. Raises what `load_runner` raises, and RankFailed if another rank cannot start. Where the device is a GPU,
+    each rank has one of its own; with a `rehearsal` (see rehearsal_ops) CPUs pretend to be these.
     """
     hosts = streams.place.hosts if streams is not None else 1
     device = options.get("device", "cpu")

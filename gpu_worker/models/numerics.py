@@ -38,8 +38,8 @@ def class_of(
 ) -> str:
     """The class of a runner with these parts. `dtype` is that of a decoder in torch. `ranks` have a device each.
 
-    A product of fewer rows of a matrix may have other bits, with cuBLAS and in torch: how many ranks divide it is part of
-    the class. The extension's own products, on a CPU and with `batch_invariant`, sum each row in one order.
+    A product of fewer rows of a matrix may have other bits, with cuBLAS and in torch: how many ranks divide it is part
+    of the class. The extension's own products, on a CPU and with `batch_invariant`, sum each row in one order.
     """
     if isinstance(decoder, NativeLlamaDecoder) and isinstance(ops, NativeCpuOps):
         # Of torch it has nothing but the table of positions.

@@ -1,4 +1,4 @@
-"""The seam at which a decoder whose steps are called op by op is divided: what a process has of it, and what it joins."""
+"""The seam at which a decoder whose steps are called op by op is divided: what a process has, and what it joins."""
 
 from collections.abc import Sequence
 from typing import Any

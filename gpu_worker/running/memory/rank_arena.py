@@ -3,8 +3,8 @@
     device of rank 0   heads 0 and 1 of each block ─┐
     device of rank 1   heads 2 and 3 of each block ─┴─ copies ─▶ whole blocks: host pool, staging area
 
-Memory on the host is mapped by all ranks, so what is swapped out, and what other workers get and give, has the layout of
-one device. Rank 0 orders copies, and each rank makes those of its own heads.
+Memory on the host is mapped by all ranks, so what is swapped out, and what other workers get and give, has the layout
+of one device. Rank 0 orders copies, and each rank makes those of its own heads.
 """
 
 import logging

@@ -1,7 +1,7 @@
 """How a decoder whose steps are called op by op is divided between ranks with a device each.
 
-Shares are those of ranks that share memory (llama_share, gpt_share). But a rank holds its rows alone, on its device, and
-keeps the keys and values of its own heads there: each rank needs one at least.
+Shares are those of ranks that share memory (llama_share, gpt_share). But a rank holds its rows alone, on its device,
+and keeps the keys and values of its own heads there: each rank needs one at least.
 """
 
 from collections.abc import Callable, Mapping, Sequence
