@@ -176,6 +176,9 @@ def test_what_devices_do_not_divide_is_refused(folders, kind, ranks, options, sa
 
 
 def test_the_gpus_of_a_group_are_there_and_on_one_host(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    with pytest.raises(InvalidArgument, match=r"^tensor_parallel: 2 ranks have a GPU each, .*: give .* --device cpu$"):
+        load_group("smollm2", ranks=2, patience_s=1.0, **{**SIZES, "device": "cuda:0"})
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     refuse_on_devices(2, 1, 1, "cuda", "")
     with pytest.raises(InvalidArgument, match=r"^tensor_parallel: 3 ranks have a GPU each, and there are 2: give"):
