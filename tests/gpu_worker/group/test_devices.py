@@ -58,7 +58,7 @@ def alone(monkeypatch: pytest.MonkeyPatch):
         ("GPTJ", 2, {}),
         pytest.param("llama", 3, {}, marks=pytest.mark.long),
         pytest.param("Bloom", 2, {"kv_cache_dtype": "fp8_e4m3"}, marks=pytest.mark.long),
-        pytest.param("GPTNeo", 4, {}, marks=pytest.mark.long),
+        pytest.param("Mpt", 4, {}, marks=pytest.mark.long),
     ],
 )
 def test_a_group_of_devices_computes_the_bits_of_one(group, folders, alone, kind, ranks, options, monkeypatch):
