@@ -414,7 +414,7 @@ class _LoadOptions:
 
     def _refuse_on_devices(self, config: LlamaConfig | None) -> None:
         if config is None:
-            reason = "GPUs divide models like Llama, without experts, and like GPT alone: leave it out"
+            reason = "GPUs divide models like Llama and like GPT alone: leave it out"
             raise InvalidArgument("tensor_parallel", reason)
         if self.quantization == KEPT:
             raise InvalidArgument("quantization", "kept weights are not divided between GPUs: say auto")

@@ -17,7 +17,7 @@ from torch import Tensor
 from gpu_worker.models.checkpoint.weights import CheckpointReader, ProgressCallback, WeightSource
 from gpu_worker.models.decoders.config import LlamaConfig
 from gpu_worker.models.decoders.decoder import EncodePicture, EncodeTokens, LoadLora, common_window, gelu_tanh
-from gpu_worker.models.decoders.experts import StackTensors, read_experts, run_experts
+from gpu_worker.models.decoders.experts import StackTensors, read_experts, run_divided_experts, run_experts
 from gpu_worker.models.decoders.lora_weights import load, placed, support_of
 from gpu_worker.models.decoders.only_rank import OnlyRank
 from gpu_worker.ops import AttentionOptions, Ops, TokenBatch
@@ -173,6 +173,7 @@ class LlamaDecoder:
         """`tensors` may have matrices of ops.cuda_weights for ops that multiply with them. They are those of this
         process's rank among `ranks`; None: there is one."""
         self.ranks = ranks or OnlyRank(config.num_kv_heads)
+        self._is_divided = ranks is not None
         # Which experts a step runs depends on its numbers, and a rank speaks with others between kernels.
         self.capturable = config.experts is None and ranks is None
         on_device = {name: tensor.to(device) for name, tensor in tensors.items()}
@@ -267,6 +268,8 @@ class LlamaDecoder:
     def _mlp(self, index: int, x: Tensor, batch: TokenBatch) -> Tensor:
         layer = self._layers[index]
         if self.config.experts is not None and "router" in layer:
+            if self._is_divided:
+                return run_divided_experts(self.config.experts, layer, x, self._ops, self.ranks.join)
             return run_experts(self.config.experts, layer, x, self._ops)
         both = self._product(index, "gate_up", x, batch)
         inner = self._ops.silu_and_mul(both) if self.config.activation == "silu" else _gelu_and_mul(both)

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from gpu_worker.models.decoders.config import LlamaConfig
-from gpu_worker.models.decoders.experts import StackTensors
+from gpu_worker.models.decoders.experts import PLACES, SHARED, StackTensors
 from gpu_worker.models.decoders.gpt import GptConfig
 from gpu_worker.models.decoders.ranks.device_team import DeviceTeam
 from gpu_worker.models.decoders.ranks.gpt_share import GptShare
-from gpu_worker.models.decoders.ranks.llama_share import LlamaShare
+from gpu_worker.models.decoders.ranks.llama_share import LlamaShare, stack_of
 from gpu_worker.models.decoders.ranks.place import RankPlace, ShareSpan
 from octavo.request.errors import InvalidArgument
 
@@ -28,6 +28,7 @@ STEMS = {  # of a layer's matrices in checkpoints, by the first tensor that each
     "mlp.gate_up_proj": "gate_up",
     "mlp.down_proj": "down",
 }
+FIRST_OF_EXPERTS = tuple(f".{gate}" for gate, _, _ in PLACES.values())
 Columns = Mapping[str, Sequence[ShareSpan]]  # of each rank, by name
 
 
@@ -41,19 +42,16 @@ class LlamaDeviceShare:
     @classmethod
     def of(cls, config: LlamaConfig, place: RankPlace) -> Self:
         """InvalidArgument if this model is not divided between GPUs, or not between so many."""
-        if config.experts is not None:
-            raise InvalidArgument("tensor_parallel", "models with experts are not divided between GPUs: leave it out")
-        if any(config.sparse) or config.sinks:
-            raise InvalidArgument(
-                "tensor_parallel", "block-sparse attention and sinks are not divided between GPUs: leave it out"
-            )
+        if any(config.sparse) or config.sinks or (config.experts is not None and config.experts.biased):
+            what = "block-sparse attention, sinks and experts with biases"
+            raise InvalidArgument("tensor_parallel", f"{what} are not divided between GPUs: leave it out")
         shares = [LlamaShare.of(config, replace(place, rank=rank)) for rank in range(place.size)]
         heads = [share.kv_heads for share in shares]
         refuse_headless(config.num_kv_heads, heads)
         group = config.num_heads // config.num_kv_heads
         columns = _columns(heads, config.head_dim, group) | {
             "out": [share.hidden for share in shares],
-            "inner": [share.inner for share in shares],
+            **{name: [getattr(share, name) for share in shares] for name in ("inner", "expert_inner", "shared_inner")},
             "down": [share.hidden for share in shares],
             "logits": [share.vocab for share in shares],
         }
@@ -66,8 +64,7 @@ class LlamaDeviceShare:
         """Reads matrices, and keeps the own rows alone, on the device."""
 
         def matrix(names: list[str], shapes: list[tuple[int, ...]]) -> Tensor:
-            stem = "head" if names[0] == "lm_head.weight" else STEMS.get(_in_layer(names[0]), "")
-            return self._own(stem, read(names, shapes)).to(device)
+            return self._own(_stem_of(names[0]), read(names, shapes)).to(device)
 
         return matrix
 
@@ -75,7 +72,7 @@ class LlamaDeviceShare:
         """The decoder's tensors, of biases and, unless they are cut already, of matrices the own rows."""
         finished = {}
         for name, tensor in tensors.items():
-            stem = name.rpartition(".")[2]
+            stem = stack_of(name)[1]
             bias = stem.endswith("_bias")
             finished[name] = self._own(stem.removesuffix("_bias"), tensor) if bias or not is_cut else tensor
         if "head" not in finished:
@@ -119,6 +116,13 @@ def _columns(heads: Sequence[ShareSpan], dim: int, group: int) -> dict[str, Sequ
     return {"kv_heads": heads, "attended": queries, "q_norm": queries, "k_norm": keys}
 
 
-def _in_layer(name: str) -> str:
-    """What is left of `model.layers.3.mlp.down_proj.weight` without layer and end."""
-    return ".".join(name.removesuffix(".weight").split(".")[3:])
+def _stem_of(name: str) -> str:
+    """Our name of a matrix, without its layer, by the first tensor in checkpoints that it is made of."""
+    if name == "lm_head.weight":
+        return "head"
+    end = ".".join(name.removesuffix(".weight").split(".")[3:])  # without `model.layers.3`
+    if ".experts." in end:
+        return "expert_gate_up" if end.endswith(FIRST_OF_EXPERTS) else "expert_down"
+    if end.startswith(tuple(f"{place}.{shared}." for place in PLACES for shared in SHARED)):
+        return "shared_gate_up" if end.endswith(FIRST_OF_EXPERTS) else "shared_down"
+    return STEMS.get(end, "")
