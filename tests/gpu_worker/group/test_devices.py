@@ -5,7 +5,9 @@ Ops are those of the extension on a CPU, whose products sum each row in one orde
 
 import os
 import signal
+import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -32,7 +34,7 @@ from gpu_worker.running.rank_sizing import REHEARSED_BYTES
 from octavo.request.errors import InvalidArgument
 
 from .conftest import SIZES
-from .test_blocks import check_blocks_travel
+from .test_blocks import blocks_of, check_blocks_travel
 from .test_death import expect_the_end, lose_in_a_step
 from .test_same_bits import outputs
 
@@ -88,8 +90,24 @@ def test_a_group_of_devices_computes_the_bits_of_one(group, folders, alone, kind
 
 @pytest.mark.parametrize("kind", some(["llama", "GPT2"], ["llama"]))
 def test_whole_blocks_come_and_go_between_a_group_of_devices_and_one(group, folders, alone, kind):
+    """Also while others are read beside the steps."""
     several = group(2, model=folders(kind), swap_bytes=0, **REHEARSED)
-    check_blocks_travel(alone(folders(kind), swap_bytes=0), several, folders(kind))
+    assert several.block_memory.bytes_per_block  # it is asked for before the first step
+    ended = threading.Event()
+
+    def read() -> int:
+        num_read = 0
+        while not ended.is_set():
+            num_read += len(blocks_of(several))
+        return num_read
+
+    with ThreadPoolExecutor(1) as executor:
+        reading = executor.submit(read)
+        try:
+            check_blocks_travel(alone(folders(kind), swap_bytes=0), several, folders(kind))
+        finally:
+            ended.set()
+    assert reading.result() > several.info.num_blocks
 
 
 @pytest.mark.parametrize("signal_", some([signal.SIGKILL, signal.SIGSTOP], [signal.SIGKILL]))
