@@ -52,6 +52,8 @@ class DeviceTeam(OnlyRank):
 
         Called once, before all else. Raises TeamBroken if a rank has ended.
         """
+        warm = torch.ones((16, 16), device=self._device)
+        (warm @ warm).sum().item()  # libraries are loaded now, and not while others wait for a lease
         self._expect(self._team.meet_for_orders())
         try:
             self._exchange = ColumnExchange(self.place, self._device)
