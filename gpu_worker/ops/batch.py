@@ -144,7 +144,7 @@ class TokenBatch:
     loras: "LoraRows | None" = None  # which tokens run with low-rank adapters; None: none
     pictures: PictureRows | None = None  # None: no sequence of the step has any
     encoded: EncodedRows | None = None  # None: the model has no encoder
-    # Token ids, positions, slots, rows, cu_q, seq_lens and block_tables as they came from the host; empty: not kept.
+    # As they came from the host: ids, positions and slots together, rows, cu_q, seq_lens, tables. Empty: not kept.
     on_host: Sequence[Tensor] = ()
     # Values that ops work out once per step and use in every layer. No other code reads them.
     scratch: dict[Any, Any] = field(default_factory=dict)
@@ -187,5 +187,5 @@ def make_batch(
         block_tables=table_rows,
         q_lens=q_lens,
         kv_lens=kv_lens,
-        on_host=(*on_host[0], *on_host[1:]),
+        on_host=on_host,
     )

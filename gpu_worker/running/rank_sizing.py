@@ -50,7 +50,7 @@ def rank_block_bytes(
     if team.place.rank == 0:
         work: list[Callable[[], object]] = [*steps, team.order_end]
     else:
-        work = [partial(team.serve, decoder, layers, _unexpected, lambda batch: None, lambda: None)]
+        work = [partial(team.serve, decoder, layers, _unexpected, lambda used: None, lambda: None)]
     return gpu_block_bytes(memory, utilization, work, lambda: None)
 
 

@@ -23,7 +23,7 @@ from torch import Tensor
 from gpu_worker.models.decoders.ranks.device_team import STAGED, SWAPPED, DeviceTeam
 from gpu_worker.models.decoders.ranks.order_room import COPY, SPOIL, SWAP_IN, SWAP_OUT
 from gpu_worker.models.decoders.ranks.place import TeamBroken
-from gpu_worker.ops import Ops, SwapTicket, TokenBatch
+from gpu_worker.ops import Ops, SwapTicket
 from gpu_worker.ops.kv_format import KvShape
 from gpu_worker.running.memory.arena import ArenaCopier, KvArena, StepMark
 from gpu_worker.running.memory.staged_blocks import BlockCopier, StagedBlocks, StagingSize
@@ -186,9 +186,9 @@ class RankArena(KvArena):
         else:
             super().spoil([block for block, _ in pairs])
 
-    def _settle_for(self, batch: TokenBatch) -> None:
+    def _settle_for(self, used_blocks: Callable[[], set[int]]) -> None:
         if self._pending:
-            self._settle(set(batch.on_host[6].flatten().tolist()))
+            self._settle(used_blocks())
 
     def _settle(self, used: set[int]) -> None:
         """Makes the device wait for the copies of blocks that it is about to use."""

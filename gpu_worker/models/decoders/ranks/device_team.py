@@ -142,20 +142,20 @@ class DeviceTeam(OnlyRank):
         decoder: Any,
         kv: Sequence[Tensor],
         move: Callable[[int, int, Sequence[tuple[int, int]]], None],
-        settle: Callable[[TokenBatch], None],
+        settle: Callable[[Callable[[], set[int]]], None],
         note: Callable[[], None],
     ) -> bool:
         """In a rank other than 0: carries out orders. True: rank 0 has said END; False: the team is broken.
 
-        `move` is given an order that concerns blocks, its number and the blocks; `settle` a batch before it is
-        computed. `note` is called when all work of an order is queued.
+        `move` is given an order that concerns blocks, its number and the blocks; `settle`, before a step
+        is computed, what tells the blocks that it uses. `note` is called when all work of an order is queued.
         """
         try:
             while self._team.meet_for_orders():
                 order = self._room.order
                 if order == FORWARD:
+                    settle(self._room.used_blocks)
                     batch = self._room.batch(self._device)
-                    settle(batch)
                     decoder.forward(batch, kv, batch.rows)
                 elif order == LOGITS and self._forwarded is not None:
                     first = self._room.first_row

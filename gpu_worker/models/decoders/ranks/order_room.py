@@ -66,11 +66,11 @@ class OrderRoom:
     def order_forward(self, batch: TokenBatch) -> None:
         sizes = [batch.num_tokens, *batch.block_tables.shape, len(batch.rows)]
         self._header[:5] = torch.tensor([FORWARD, *sizes])
-        given = batch.on_host or (
-            *(batch.token_ids, batch.positions, batch.slots, batch.rows),
+        flat, *others = batch.on_host or (
+            *((batch.token_ids, batch.positions, batch.slots), batch.rows),
             *(batch.cu_q, batch.seq_lens, batch.block_tables),
         )
-        for place, values in zip(self._arrays(*sizes), given, strict=True):
+        for place, values in zip(self._arrays(*sizes), (*flat, *others), strict=True):
             place.copy_(values)
 
     def batch(self, device: torch.device | None = None) -> TokenBatch:
@@ -89,8 +89,11 @@ class OrderRoom:
             block_tables=tables,
             q_lens=on_host[4].diff().tolist(),
             kv_lens=on_host[5].tolist(),
-            on_host=on_host,
         )
+
+    def used_blocks(self) -> set[int]:
+        """Of FORWARD."""
+        return set(self._arrays(*self._header[1:5].tolist())[6].flatten().tolist())
 
     def _arrays(self, num_tokens: int, num_sequences: int, table_width: int, num_rows: int) -> list[Tensor]:
         lengths = [num_tokens] * 3 + [num_rows, num_sequences + 1, num_sequences]
