@@ -54,6 +54,7 @@ def alone(monkeypatch: pytest.MonkeyPatch):
     return load
 
 
+@pytest.mark.timeout(600)  # gloo goes from process to process a dozen times a step: slow where cores are few and busy
 @pytest.mark.parametrize(
     ("kind", "ranks", "options"),
     [
