@@ -3,12 +3,15 @@
 import os
 import socket
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from gpu_worker.group.hosts.host_streams import HostStreams
 from gpu_worker.group.hosts.mirrored_blocks import MirroredBlocks
 from gpu_worker.group.rank_task import RankUsage
 from gpu_worker.group.rank_watch import RankFailed, RankWatch
+from gpu_worker.models.decoders.ranks.device_team import DeviceTeam
+from gpu_worker.models.decoders.ranks.place import TeamBroken
 from gpu_worker.running.model_runner import ModelRunner
 from gpu_worker.steps.rank_state import RankState
 from gpu_worker.steps.runner import AdapterMemory, BlockMemory, PictureMemory, RunnerInfo, StepOutput, ignore
@@ -22,8 +25,9 @@ class GroupRunner:
     pictures: PictureMemory | None = None
 
     def __init__(self, runner: ModelRunner, watch: RankWatch, team: Any, streams: HostStreams | None = None) -> None:
-        """`team` is the extension's, and is asked for its trouble alone. `streams` lead to other hosts."""
+        """`team` is the extension's, or a DeviceTeam, and is asked for its trouble. `streams` lead to other hosts."""
         self._runner = runner
+        self._has_devices = isinstance(team, DeviceTeam)
         self._watch = watch
         self._team = team
         self._streams = streams
@@ -60,7 +64,10 @@ class GroupRunner:
 
     def run(self, step: StepInput, on_copied: Callable[[], None] = ignore) -> StepOutput:
         """`on_copied` is never called: copies of other ranks are not seen here."""
-        return self._runner.run(step)
+        output = self._runner.run(step)
+        if self._has_devices and self._team.trouble:
+            self.check_device()  # what a device waited for was broken off, and what it has computed has no sense
+        return output
 
     def check_device(self) -> None:
         """Raises RankFailed if a rank has ended or hangs."""
@@ -69,6 +76,12 @@ class GroupRunner:
         self._runner.check_device()
 
     def close(self) -> None:
+        if self._has_devices:
+            with suppress(TeamBroken):  # it waits for the copies of all ranks
+                self._runner.close()
+            self._watch.close()
+            self._team.break_off()  # for who still waits for them
+            return
         self._watch.close()
         self._runner.close()
         if self._streams is not None:

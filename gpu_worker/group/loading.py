@@ -6,44 +6,51 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from gpu_worker.group.device_group import load_device_group, refuse_on_devices
 from gpu_worker.group.group_runner import GroupRunner
 from gpu_worker.group.hosts.host_connection import HostConnection
 from gpu_worker.group.hosts.host_streams import HostStreams
 from gpu_worker.group.rank_process import RankProcess
-from gpu_worker.group.rank_task import RankTask, RankWord
-from gpu_worker.group.rank_watch import RankFailed, RankWatch
+from gpu_worker.group.rank_task import RankTask, options_of_ranks
+from gpu_worker.group.rank_watch import RankWatch, expect_equal
 from gpu_worker.group.shared_memory import SharedMemory
 from gpu_worker.ops import native
 from gpu_worker.running.loading import load_runner
 from gpu_worker.running.sizing import cpu_block_bytes
-from gpu_worker.steps.runner import RunnerInfo
 from octavo.process.machine import available_bytes
 from octavo.request.errors import InvalidArgument
 
 log = logging.getLogger(__name__)
-LEFT_TO_FRONT = ("swap_bytes", "generation_config", "name", "adapter_bytes")  # options that ranks have no use for
 
 
 def load_group(
-    model: str, *, ranks: int, patience_s: float, stages: int = 1, streams: HostStreams | None = None, **options: Any
+    model: str,
+    *,
+    ranks: int,
+    patience_s: float,
+    stages: int = 1,
+    streams: HostStreams | None = None,
+    rehearsal: str = "",
+    **options: Any,
 ) -> GroupRunner:
     """A runner whose steps `stages` times `ranks` processes compute together: this one is rank 0.
 
     They are on this host, or equally many on each of those to which there are `streams`. `options` are those of
     `load_runner`; `threads` are those of each rank. A rank that does not come for `patience_s` within a step ends the
-    group. Raises what `load_runner` raises, and RankFailed if another rank cannot start.
+    group. Raises what `load_runner` raises, and RankFailed if another rank cannot start. Where the device is a GPU,
+    each rank has one of its own; with a `rehearsal` (see rehearsal_ops) CPUs pretend to be these.
     """
     hosts = streams.place.hosts if streams is not None else 1
-    _refuse(ranks, stages, hosts, options.get("device", "cpu"))
+    device = options.get("device", "cpu")
+    _refuse(ranks, stages, hosts)
+    if device != "cpu" or rehearsal:
+        refuse_on_devices(ranks, stages, hosts, device, rehearsal)
+        return load_device_group(model, ranks=ranks, patience_s=patience_s, rehearsal=rehearsal, **options)
     connections = _connections(streams, stages * ranks // hosts)
     offers = [each.hear_hello() for each in connections]
     if not options.get("kv_cache_bytes"):  # the host with the least memory decides
         options["kv_cache_bytes"] = min([cpu_block_bytes(available_bytes()), *offers])
-    of_ranks = {
-        "model": model,
-        **{name: x for name, x in options.items() if name not in LEFT_TO_FRONT},
-        "swap_bytes": 0,
-    }
+    of_ranks = options_of_ranks(model, options)
     teams: list[Any] = []  # as a thread sees it that is no rank: it says that the team is broken, and why
 
     def break_off() -> None:
@@ -71,7 +78,7 @@ def load_group(
             place = replace(first, links=streams.column_fds() if streams is not None else ()).place()
             runner = load_runner(model, place=place, **options)
             teams.append(place.team())
-            _expect_equal(runner.info, watch.wait_until_ready())
+            expect_equal(runner.info, watch.wait_until_ready())
         except BaseException:
             watch.close()
             if streams is not None:
@@ -82,10 +89,8 @@ def load_group(
     return GroupRunner(runner, watch, teams[0], streams)
 
 
-def _refuse(ranks: int, stages: int, hosts: int, device: str) -> None:
+def _refuse(ranks: int, stages: int, hosts: int) -> None:
     asked = "tensor_parallel" if ranks > 1 else "pipeline_parallel"
-    if device != "cpu":
-        raise InvalidArgument(asked, f"a group runs on CPUs alone, not on {device}: leave it out")
     if native.load() is None:
         raise InvalidArgument(asked, f"a group needs the extension: {native.rebuild()}, or leave it out")
     if stages % hosts and hosts % stages:
@@ -107,12 +112,3 @@ def _connections(streams: HostStreams | None, ranks_of_host: int) -> Sequence[Ho
         HostConnection(host, range(host * ranks_of_host, (host + 1) * ranks_of_host), stream)
         for host, stream in sorted(streams.words.items())
     ]
-
-
-def _expect_equal(info: RunnerInfo, words: list[RankWord]) -> None:
-    for word in words:
-        if (word.numerics, word.num_blocks) != (info.numerics, info.num_blocks):
-            raise RankFailed(
-                f"rank {word.rank} on {word.host} computes {word.numerics}, and rank 0 {info.numerics}: run the same"
-                " version on machines with the same instructions (or give --isa), and start the worker again"
-            )

@@ -60,7 +60,7 @@ class RankProcess:
             launched([sys.executable, *safe_path, "-m", "gpu_worker.group.rank", task.to_json()]),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
-            pass_fds=(task.team, task.arena, *(link for link in task.links if link >= 0)),
+            pass_fds=task.descriptors,
         )
 
     def fileno(self) -> int:

@@ -3,7 +3,7 @@
 import json
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -12,7 +12,14 @@ from gpu_worker.group.shared_memory import SharedMemory
 from gpu_worker.models.decoders.ranks.place import RankPlace
 
 BEATS_PER_LEASE = 8
+LEFT_TO_FRONT = ("swap_bytes", "generation_config", "name", "adapter_bytes")  # options that ranks have no use for
 STATM = Path("/proc/self/statm")  # the second number: pages in memory
+
+
+def options_of_ranks(model: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of `load_runner` for a rank other than 0."""
+    told = {name: x for name, x in options.items() if name not in LEFT_TO_FRONT}
+    return {"model": model, **told, "swap_bytes": 0}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +44,9 @@ class RankTask(_Line):
     host: int = 0  # the hosts have equally many ranks each, neighbours
     hosts: int = 1
     links: Sequence[int] = ()  # in the first rank of a host: the descriptors of its streams to the others, by host
+    meeting: int = -1  # see RankPlace
+    rehearsal: str = ""
+    pipes: Sequence[int] = ()
     team: int  # the descriptors of the memory of all ranks
     arena: int
     tokens: int
@@ -49,7 +59,12 @@ class RankTask(_Line):
         """How often a rank says that it lives."""
         return self.patience_s / BEATS_PER_LEASE
 
-    def place(self) -> RankPlace:
+    @property
+    def descriptors(self) -> list[int]:
+        """What the process of the rank inherits."""
+        return [self.team, self.arena, *self.pipes, *(each for each in (self.meeting, *self.links) if each >= 0)]
+
+    def place(self, on_team: Callable[[Any], None] = lambda team: None) -> RankPlace:
         return RankPlace(
             rank=self.rank,
             size=self.size,
@@ -57,6 +72,10 @@ class RankTask(_Line):
             host=self.host,
             hosts=self.hosts,
             links=self.links,
+            meeting=self.meeting,
+            rehearsal=self.rehearsal,
+            pipes=self.pipes,
+            on_team=on_team,
             tokens=self.tokens,
             sequences=self.sequences,
             block_size=self.options["block_size"],

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from gpu_worker.group.rank_process import RankProcess, WordSource
 from gpu_worker.group.rank_task import RankUsage, RankWord
 from gpu_worker.steps.rank_state import RankState
+from gpu_worker.steps.runner import RunnerInfo
 
 log = logging.getLogger(__name__)
 END_PATIENCE_S = 5.0
@@ -18,6 +19,16 @@ SILENT_LEASES = 5  # before a rank counts as lost that nobody waits for: a busy 
 
 class RankFailed(RuntimeError):
     """A rank of the group could not start, or has ended. The whole group computes nothing any more."""
+
+
+def expect_equal(info: RunnerInfo, words: Sequence[RankWord]) -> None:
+    """RankFailed unless all ranks compute what rank 0 does, by what they have said."""
+    for word in words:
+        if (word.numerics, word.num_blocks) != (info.numerics, info.num_blocks):
+            raise RankFailed(
+                f"rank {word.rank} on {word.host} computes {word.numerics}, and rank 0 {info.numerics}: run the same"
+                " version on machines with the same instructions (or give --isa), and start the worker again"
+            )
 
 
 @dataclass(slots=True, eq=False)

@@ -30,6 +30,7 @@ from gpu_worker.models.decoders.config import LlamaConfig, is_llama_like, is_mix
 from gpu_worker.models.decoders.decoder import Decoder
 from gpu_worker.models.decoders.gpt_families import is_gpt_like, read_gpt_config
 from gpu_worker.models.decoders.native_llama import LlamaPacking, NativeLlamaDecoder
+from gpu_worker.models.decoders.ranks.device_share import LlamaDeviceShare, gpt_team
 from gpu_worker.models.decoders.ranks.gpt_share import GptShare
 from gpu_worker.models.decoders.ranks.gpt_team import GptTeam
 from gpu_worker.models.decoders.ranks.place import RankPlace
@@ -175,7 +176,9 @@ def _load_gguf(name: str, path: Path, how: "_LoadOptions") -> LoadedModel:
         elif how.quantization == KEPT:
             decoder = _kept(source, config, dtype, how)
         else:
-            decoder = llama.LlamaDecoder(config, _dequantized(file, source, config, dtype, how), how.ops, how.device)
+            share = how.device_share(config)
+            tensors = _dequantized(file, source, config, dtype, how)
+            decoder = _op_by_op(config, tensors, how, share, is_cut=False)
     return LoadedModel(
         name=name,
         decoder=decoder,
@@ -270,7 +273,13 @@ def _decoder(name: str, path: Path, content: Mapping[str, Any], dtype: torch.dty
             return _native(name, source, config, dtype, how, weight_files(path), deciding)
         if how.quantization == KEPT:
             return _kept(source, config, dtype, how)
-        return llama.LlamaDecoder(config, llama.prepare(source, config, dtype, how.progress), how.ops, how.device)
+        share = how.device_share(config)
+        if share is None:
+            tensors = llama.prepare(source, config, dtype, how.progress)
+        else:
+            checkpoint = CheckpointReader(source, dtype, how.progress)
+            tensors = llama.collect(checkpoint, share.cutting(checkpoint.read_stacked, how.device), config)
+        return _op_by_op(config, tensors, how, share, is_cut=True)
     if is_gpt_like(content):
         return _gpt(path, content, dtype, how)
     how.native(None)
@@ -289,13 +298,31 @@ def _decoder(name: str, path: Path, content: Mapping[str, Any], dtype: torch.dty
     return TransformersDecoder.load(path, dtype, how.ops, how.device)
 
 
+def _op_by_op(
+    config: LlamaConfig,
+    tensors: dict[str, Tensor],
+    how: "_LoadOptions",
+    share: LlamaDeviceShare | None,
+    *,
+    is_cut: bool,
+) -> Decoder:
+    """With a share its matrices have the own rows alone, if they are cut already."""
+    if share is None:
+        return llama.LlamaDecoder(config, tensors, how.ops, how.device)
+    own = share.finished(tensors, is_cut=is_cut)
+    return llama.LlamaDecoder(config, own, how.ops, how.device, share.team(how.device))
+
+
 def _gpt(path: Path, content: Mapping[str, Any], dtype: torch.dtype, how: "_LoadOptions") -> Decoder:
     how.refuse_packed()
     sizes = read_gpt_config(content)
     share = None if how.place is None else GptShare.of(sizes, how.place)  # before the tensors are read
+    on_device = gpt_team(sizes, how.place) if how.place is not None and how.place.has_device else None
     tensors = gpt_weights.prepare(SafetensorsSource(path), sizes, dtype, how.progress)
     if how.place is None or share is None:
         return gpt.GptDecoder(sizes, tensors, how.ops, how.device)
+    if on_device is not None:
+        return gpt.GptDecoder(sizes, share.cut(tensors, sizes), how.ops, how.device, on_device(how.device))
     team = GptTeam(sizes, share, how.place, dtype)
     return gpt.GptDecoder(sizes, share.cut(tensors, sizes), how.ops, how.device, team)
 
@@ -375,6 +402,9 @@ class _LoadOptions:
         """Whether the extension runs this model in one call, on a CPU. InvalidArgument if it does not, but a rounding
         was asked for; or if weights are to be kept, and the model or the ops cannot."""
         keeps = self.quantization == KEPT
+        if self.place is not None and self.place.has_device:
+            self._refuse_on_devices(config)
+            return False
         if keeps and config is not None and isinstance(self.ops, NativeCudaOps) and self.place is None:
             return False
         if not keeps and isinstance(self.ops, NativeCpuOps) and config is not None and native_llama.supports(config):
@@ -386,6 +416,20 @@ class _LoadOptions:
             )
         self.refuse_packed()
         return False
+
+    def _refuse_on_devices(self, config: LlamaConfig | None) -> None:
+        if config is None:
+            reason = "GPUs divide models like Llama and like GPT alone: leave it out"
+            raise InvalidArgument("tensor_parallel", reason)
+        if self.quantization == KEPT:
+            raise InvalidArgument("quantization", "kept weights are not divided between GPUs: say auto")
+        self.refuse_packed()
+
+    def device_share(self, config: LlamaConfig) -> LlamaDeviceShare | None:
+        """Of a rank with a device of its own."""
+        if self.place is None or not self.place.has_device:
+            return None
+        return LlamaDeviceShare.of(config, self.place)
 
     def refuse_packed(self) -> None:
         if self.quantization == KEPT:

@@ -34,14 +34,25 @@ def class_of(
     kv_dtype: torch.dtype,
     device: torch.device,
     batch_invariant: bool,
+    ranks: int = 1,
 ) -> str:
-    """The class of a runner with these parts. `dtype` is that of a decoder in torch."""
+    """The class of a runner with these parts. `dtype` is that of a decoder in torch. `ranks` have a device each.
+
+    A product of fewer rows of a matrix may have other bits, with cuBLAS and in torch: how many ranks divide it is part
+    of the class. The extension's own products, on a CPU and with `batch_invariant`, sum each row in one order.
+    """
     if isinstance(decoder, NativeLlamaDecoder) and isinstance(ops, NativeCpuOps):
         # Of torch it has nothing but the table of positions.
         in_halves = kv_dtype not in IN_FLOATS or "halves" in decoder.arithmetic
         return _joined(*_native_cpu(ops, in_halves), decoder.arithmetic, f"rope={_digest(decoder.rope)}")
     name = str(dtype).removeprefix("torch.")
-    decoded = type(decoder).__name__.removesuffix("Decoder").lower(), name, f"torch-{torch.__version__}"
+    decoded: tuple[str, ...] = (
+        type(decoder).__name__.removesuffix("Decoder").lower(),
+        name,
+        f"torch-{torch.__version__}",
+    )
+    if ranks > 1 and not batch_invariant and not isinstance(ops, NativeCpuOps):
+        decoded = (*decoded, f"ranks-{ranks}")
     if device.type == "cuda":
         kind = f"native-{CUDA_BITS}" if isinstance(ops, NativeCudaOps) else "reference"
         invariant = f"batch-invariant-{INVARIANT_BITS}" if batch_invariant else ""

@@ -55,3 +55,18 @@ def choose_ops(device: "torch.device", threads: int = 0, batch_invariant: bool =
     if threads:
         torch.set_num_threads(threads)
     return ReferenceOps()
+
+
+def rehearsal_ops(name: str, threads: int = 0, batch_invariant: bool = False) -> "Ops":
+    """What a group of GPUs computes with where a CPU pretends to be each of them: native, reference or simulator."""
+    import torch
+
+    from gpu_worker.ops import native
+    from gpu_worker.ops.native_cuda import NativeCudaOps
+    from gpu_worker.ops.reference import ReferenceOps
+
+    device = torch.device("cpu")
+    if name == "native":
+        return choose_ops(device, threads)
+    torch.set_num_threads(threads or 1)
+    return ReferenceOps() if name == "reference" else NativeCudaOps(native.load_simulator(), device, batch_invariant)

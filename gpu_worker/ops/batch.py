@@ -41,12 +41,6 @@ def staging(num_bytes: int, device: torch.device) -> Tensor:
     return torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=device.type == "cuda")
 
 
-def upload(arrays: Sequence[NDArray[Any]], device: torch.device) -> list[Tensor]:
-    """The arrays on `device`. On a CPU they stay where they are."""
-    tensors = [torch.from_numpy(array) for array in arrays]
-    return tensors if device.type == "cpu" else packed(tensors, device)
-
-
 def packed(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
     """The tensors on `device`, by one copy from one piece of host memory.
 
@@ -150,6 +144,8 @@ class TokenBatch:
     loras: "LoraRows | None" = None  # which tokens run with low-rank adapters; None: none
     pictures: PictureRows | None = None  # None: no sequence of the step has any
     encoded: EncodedRows | None = None  # None: the model has no encoder
+    # As they came from the host: ids, positions and slots together, rows, cu_q, seq_lens, tables. Empty: not kept.
+    on_host: Sequence[Tensor] = ()
     # Values that ops work out once per step and use in every layer. No other code reads them.
     scratch: dict[Any, Any] = field(default_factory=dict)
 
@@ -172,16 +168,15 @@ def make_batch(
     tables = np.zeros((len(block_tables), max(map(len, block_tables), default=0)), dtype=np.int32)
     for row, table in zip(tables, block_tables, strict=True):
         row[: len(table)] = table
-    flat, wanted, cu_q, seq_lens, table_rows = upload(
-        [
-            np.array([token_ids, positions, slots], dtype=np.int64),
-            np.array(rows, dtype=np.int64),
-            np.array([0, *accumulate(q_lens)], dtype=np.int32),
-            np.array(kv_lens, dtype=np.int32),
-            tables,
-        ],
-        device,
-    )
+    arrays: list[NDArray[Any]] = [
+        np.array([token_ids, positions, slots], dtype=np.int64),
+        np.array(rows, dtype=np.int64),
+        np.array([0, *accumulate(q_lens)], dtype=np.int32),
+        np.array(kv_lens, dtype=np.int32),
+        tables,
+    ]
+    on_host = [torch.from_numpy(array) for array in arrays]
+    flat, wanted, cu_q, seq_lens, table_rows = on_host if device.type == "cpu" else packed(on_host, device)
     return TokenBatch(
         token_ids=flat[0],
         positions=flat[1],
@@ -192,4 +187,5 @@ def make_batch(
         block_tables=table_rows,
         q_lens=q_lens,
         kv_lens=kv_lens,
+        on_host=on_host,
     )

@@ -43,6 +43,11 @@ def load_cuda() -> ModuleType | None:
     return _load("gpu_worker._C_cuda")
 
 
+def load_simulator() -> ModuleType:
+    """The CUDA kernels for a CPU, where PYTHONPATH leads to them (`make simulator`): for rehearsals alone."""
+    return importlib.import_module("_C_cuda_simt")
+
+
 def pin_isa(name: str, device: "torch.device") -> None:
     """Makes all ops of this process use an instruction set that this machine has beside better ones.
 

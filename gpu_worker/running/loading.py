@@ -11,15 +11,18 @@ from torch import Tensor
 
 from gpu_worker.models.checkpoint.weights import ProgressCallback
 from gpu_worker.models.decoders.decoder import Decoder
+from gpu_worker.models.decoders.ranks.device_team import DeviceTeam
 from gpu_worker.models.decoders.ranks.place import RankPlace
 from gpu_worker.models.loader import LoadedModel, load_model
 from gpu_worker.models.numerics import class_of
 from gpu_worker.models.packed.packed_cache import PackedCache
-from gpu_worker.ops import Ops, choose_ops, kv_format, native
+from gpu_worker.ops import Ops, choose_ops, kv_format, native, rehearsal_ops
 from gpu_worker.ops.kv_format import KvShape
 from gpu_worker.running.graphs import CudaGraphCapturer, StepGraphs, capture_graphs
 from gpu_worker.running.memory.arena import KvArena
+from gpu_worker.running.memory.rank_arena import RankArena
 from gpu_worker.running.model_runner import ModelRunner
+from gpu_worker.running.rank_sizing import RehearsedMemory, agreed_blocks, rank_block_bytes
 from gpu_worker.running.sizing import (
     CudaMemory,
     choose_device,
@@ -90,12 +93,15 @@ def load_runner(
         raise InvalidArgument("kv_cache_dtype", f"{kv_cache_dtype!r} is not one of auto, {', '.join(kv_format.DTYPES)}")
     if not 8 <= block_size <= LARGEST_WITH_STATE or block_size & (block_size - 1):
         raise InvalidArgument("block_size", f"{block_size} is not a power of two from 8 to {LARGEST_WITH_STATE}")
-    where = choose_device(device)
+    where = choose_device(place.device if place is not None and place.has_device else device)
     if where.type == "cuda":
         torch.cuda.set_device(where)
     if isa != "auto":
         native.pin_isa(isa, where)
-    ops = choose_ops(where, threads or 0, batch_invariant)
+    if place is not None and place.rehearsal:
+        ops = rehearsal_ops(place.rehearsal, threads or 0, batch_invariant)
+    else:
+        ops = choose_ops(where, threads or 0, batch_invariant)
     cache = Path(cache_dir) if cache_dir else default_cache()
     loaded = load_model(
         model,
@@ -131,31 +137,51 @@ def load_runner(
             decoder, layers, ops, max_batch_sequences, context, where, CudaGraphCapturer(where), mixed
         )
 
-    if kv_cache_bytes is None and where.type == "cpu":
+    team = _team_of(decoder)
+    if team is not None:
+        team.connect()
+    own = shape if team is None else replace(shape, num_kv_heads=team.num_kv_heads)
+    rehearsed = place is not None and bool(place.rehearsal)
+    if kv_cache_bytes is None and where.type == "cpu" and not rehearsed:
         kv_cache_bytes = max(shape.bytes_per_block, cpu_block_bytes(available_bytes()))
     elif kv_cache_bytes is None:
-        trial = trial_runner(loaded, shape, ops, where, context)
+        trial = trial_runner(loaded, own, ops, where, context)
         steps = worst_steps(max_batch_tokens, max_batch_sequences, context, block_size, decoder.vocab_size)
-        kv_cache_bytes = measured_block_bytes(CudaMemory(where), gpu_memory_utilization, trial, steps, capture)
+        if team is not None:
+            work = [partial(trial.run, step) for step in steps]
+            memory = RehearsedMemory() if rehearsed else CudaMemory(where)
+            own_bytes = rank_block_bytes(memory, gpu_memory_utilization, team, decoder, trial.layers, work)
+            kv_cache_bytes = own_bytes // own.bytes_per_block * shape.bytes_per_block
+        else:
+            kv_cache_bytes = measured_block_bytes(CudaMemory(where), gpu_memory_utilization, trial, steps, capture)
         if decoder.load_lora is not None:
             kv_cache_bytes -= adapter_share(kv_cache_bytes) if adapter_bytes is None else adapter_bytes
         trial.close()
     num_blocks = kv_cache_bytes // shape.bytes_per_block
+    if swap_bytes is None:
+        swap_bytes = host_pool_bytes(available_bytes())
+    num_host_blocks = swap_bytes // shape.bytes_per_block
+    if team is not None:
+        num_blocks, num_host_blocks = agreed_blocks(team, num_blocks, num_host_blocks)
     if num_blocks < 1:
         raise InvalidArgument(
             "kv_cache_bytes",
             f"{kv_cache_bytes} do not hold a block of {shape.bytes_per_block} bytes: give more, as many as the longest"
             " sequence needs at least",
         )
-    if swap_bytes is None:
-        swap_bytes = host_pool_bytes(available_bytes())
-    memory = place.arena_memory(num_blocks * shape.bytes_per_block) if place is not None else None
-    arena = KvArena(shape, num_blocks, swap_bytes // shape.bytes_per_block, where, ops, memory)
+    if team is not None:
+        arena: KvArena = RankArena(shape, num_blocks, num_host_blocks, where, ops, team)
+    else:
+        shared = None
+        if place is not None:
+            shared = shape.arena_in(place.arena_memory(num_blocks * shape.bytes_per_block), num_blocks)
+        arena = KvArena(shape, num_blocks, num_host_blocks, where, ops, shared)
     if batch_invariant:
         _expect_invariant(ops, decoder, arena)
     info = _info(loaded, arena, where, context, name)
     invariant = where.type == "cpu" and _is_invariant(ops, decoder, arena)
-    numerics = class_of(ops, decoder, loaded.dtype, shape.dtype, where, batch_invariant)
+    ranks = 1 if team is None else team.place.size
+    numerics = class_of(ops, decoder, loaded.dtype, shape.dtype, where, batch_invariant, ranks)
     share = adapter_share(kv_cache_bytes) if where.type == "cuda" else ADAPTER_BYTES
     info = replace(info, piece_invariant=invariant, numerics=numerics, adapter_bytes=share)
     _log_start(info, ops, decoder)
@@ -164,7 +190,13 @@ def load_runner(
     graphs = capture(arena.layers)
     for each in graphs:
         log.info("%s: CUDA graphs for %s of %s tokens", info.model, each.memory.kind, ", ".join(map(str, each.sizes)))
-    return ModelRunner(info, decoder, arena, sampler, where, graphs)
+    return ModelRunner(info, decoder, arena, sampler, where, graphs, staged=team is not None)
+
+
+def _team_of(decoder: Decoder) -> DeviceTeam | None:
+    """Of a rank with a device of its own."""
+    ranks = getattr(decoder, "ranks", None)
+    return ranks if isinstance(ranks, DeviceTeam) else None
 
 
 def adapter_share(block_bytes: int) -> int:

@@ -16,6 +16,7 @@ from torch import Tensor
 from gpu_worker.models.decoders.decoder import Decoder
 from gpu_worker.models.decoders.gpt import GptDecoder
 from gpu_worker.models.decoders.native_llama import NativeLlamaDecoder
+from gpu_worker.models.decoders.ranks.gpt_team import GptTeam
 from gpu_worker.ops import make_batch
 from gpu_worker.ops.lora import LoraRows
 from gpu_worker.running.adapter_bank import AdapterBank
@@ -23,6 +24,7 @@ from gpu_worker.running.encoder_bank import EncoderBank
 from gpu_worker.running.graphs import StepGraphs
 from gpu_worker.running.memory.arena import KvArena, StepMark
 from gpu_worker.running.memory.block_mover import BlockMover
+from gpu_worker.running.memory.rank_arena import RankArena
 from gpu_worker.running.picture_bank import PictureBank, SoundBank
 from gpu_worker.running.pooled_rows import pooled_of, rows_of
 from gpu_worker.sampling.sampler import Sampler
@@ -162,13 +164,19 @@ class ModelRunner:
     @torch.inference_mode()
     def serve(self) -> None:
         """In a rank of a group other than 0: computes its share of the steps of rank 0, until the group is broken."""
-        if isinstance(self._decoder, NativeLlamaDecoder | GptDecoder):
-            self._decoder.serve(self._arena.layers, self._arena.on_device)
+        layers, arena = self._arena.layers, self._arena.on_device
+        if isinstance(self._arena, RankArena):
+            self._arena.serve(self._decoder, self._mark)
+        elif isinstance(self._decoder, NativeLlamaDecoder):
+            self._decoder.serve(layers, arena)
+        elif isinstance(self._decoder, GptDecoder) and isinstance(self._decoder.ranks, GptTeam):
+            self._decoder.ranks.serve(self._decoder, layers, arena)
 
     def mirror(self, blocks: Sequence[int]) -> None:
         """In rank 0 of a group on several hosts: sends blocks, as they are now, to the other hosts."""
-        if blocks and isinstance(self._decoder, NativeLlamaDecoder | GptDecoder):
-            self._decoder.mirror(self._arena.on_device, blocks)
+        decoder = self._decoder.ranks if isinstance(self._decoder, GptDecoder) else self._decoder
+        if blocks and isinstance(decoder, NativeLlamaDecoder | GptTeam):
+            decoder.mirror(self._arena.on_device, blocks)
 
     def check_device(self) -> None:
         """Computes something small: after some faults of a GPU, each further call of the process fails, too."""
@@ -179,7 +187,7 @@ class ModelRunner:
         try:
             self._block_mover.wait_for_copies()
         finally:
-            self._arena.layers.clear()
+            self._arena.close()
             self.__dict__.pop("block_memory", None)
             del self._block_mover, self._arena, self._decoder, self.graphs
 

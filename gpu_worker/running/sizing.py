@@ -6,6 +6,7 @@ is the worst in all three. So there are three, and memory for blocks is what the
 import gc
 from collections.abc import Callable, Iterable
 from itertools import accumulate, chain
+from typing import Protocol
 
 import torch
 
@@ -115,6 +116,19 @@ def choose_device(name: str) -> torch.device:
     return device
 
 
+class DeviceMemory(Protocol):
+    """The memory of a device, as CudaMemory tells it."""
+
+    @property
+    def total_bytes(self) -> int: ...
+
+    def free_bytes(self) -> int: ...
+
+    def peak_of(self, work: Callable[[], object]) -> int: ...
+
+    def kept_by(self, work: Callable[[], object]) -> int: ...
+
+
 class CudaMemory:
     """What the driver and torch say of the memory of a GPU."""
 
@@ -151,7 +165,7 @@ class CudaMemory:
 
 
 def gpu_block_bytes(
-    memory: CudaMemory, utilization: float, steps: Iterable[Callable[[], object]], capture: Callable[[], object]
+    memory: DeviceMemory, utilization: float, steps: Iterable[Callable[[], object]], capture: Callable[[], object]
 ) -> int:
     """How many bytes blocks may take on a GPU of which this worker may use the share `utilization`.
 

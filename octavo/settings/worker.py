@@ -54,7 +54,10 @@ class WorkerSettings(ListenerSettings):
         0, "CPU threads of the model, of each rank; 0: one per core, which ranks share", low=0, high=1024
     )
     tensor_parallel: int = option(
-        1, "ranks: processes that compute each layer together, on CPUs; 1: this one alone", low=1, high=64
+        1,
+        "ranks: processes that compute each layer together, on CPUs or a GPU each; 1: this one alone",
+        low=1,
+        high=64,
     )
     pipeline_parallel: int = option(
         1, "stages: parts of the layers, each with as many ranks as `tensor_parallel` says", low=1, high=64

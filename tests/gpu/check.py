@@ -49,6 +49,7 @@ STAGES = (
     Stage("migration", 40, "migration.py"),
     Stage("rows", 30, "rows.py"),
     Stage("step", 40, "step.py"),
+    Stage("group", 60, "group.py"),
 )
 
 

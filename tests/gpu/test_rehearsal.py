@@ -22,7 +22,7 @@ def test_every_stage_runs(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
     report = (tmp_path / "gpu-check.md").read_text()
-    assert report.count("| passed |") == 13
+    assert report.count("| passed |") == 14
     titles = (
         "Bandwidth",
         "Decode attention",
@@ -33,7 +33,7 @@ def test_every_stage_runs(tmp_path: Path) -> None:
         "Ops on rows",
         "Logits: relative errors",
     )
-    for title in (*titles, "Products with", "From logits", "A decode step"):
+    for title in (*titles, "Products with", "From logits", "A decode step", "Two ranks"):
         assert f"**{title}" in report
 
 

@@ -115,10 +115,7 @@ def choose(config: ExpertsConfig, scores: Tensor, correction: Tensor | None) -> 
 
 def run_experts(config: ExpertsConfig, tensors: Mapping[str, Tensor], x: Tensor, ops: Ops) -> Tensor:
     """What the experts make of x [tokens, hidden]."""
-    bias = tensors.get("router_bias")
-    # Rounded scores choose other experts.
-    scores = ops.linear(x.float(), tensors["router"].float(), None if bias is None else bias.float())
-    chosen, shares = choose(config, scores, tensors.get("router_correction"))
+    chosen, shares = _routed(config, tensors, x, ops)
     made = x.new_empty((*chosen.shape, x.shape[-1]))
     for expert in chosen.unique().tolist():
         token, place = torch.where(chosen == expert)
@@ -129,9 +126,44 @@ def run_experts(config: ExpertsConfig, tensors: Mapping[str, Tensor], x: Tensor,
     if config.shared_inner:
         inner = ops.silu_and_mul(ops.linear(x, tensors["shared_gate_up"]))
         whole = ops.linear(inner, tensors["shared_down"])
-        share = sigmoid(ops.linear(x, tensors["shared_gate"]).float()) if config.shared_gated else 1.0
-        out += share * whole
+        out += _share_of_shared(config, tensors, x, ops) * whole
     return out.to(x.dtype)
+
+
+def run_divided_experts(
+    config: ExpertsConfig, tensors: Mapping[str, Tensor], x: Tensor, ops: Ops, join: Callable[[str, Tensor], Tensor]
+) -> Tensor:
+    """The same, of ranks that have some rows of each expert (not of gpt-oss's, which have biases): they join the inner
+    states of all experts at once, and what is made of them, so that what is joined has one size whoever is asked."""
+    chosen, shares = _routed(config, tensors, x, ops)
+    asked = [(expert, torch.where(chosen == expert)) for expert in chosen.unique().tolist()]
+    inner = x.new_empty((*chosen.shape, tensors["experts.0.gate_up"].shape[0] // 2))
+    for expert, (token, place) in asked:
+        inner[token, place] = ops.silu_and_mul(ops.linear(x[token], tensors[f"experts.{expert}.gate_up"]))
+    inner = join("expert_inner", inner.flatten(0, 1)).unflatten(0, chosen.shape)
+    made = x.new_empty((*chosen.shape, tensors["experts.0.down"].shape[0]))
+    for expert, (token, place) in asked:
+        made[token, place] = ops.linear(inner[token, place], tensors[f"experts.{expert}.down"])
+    out = torch.zeros((x.shape[0], made.shape[-1]), device=x.device)
+    for index in range(config.top):
+        out += shares[:, index, None] * made[:, index]
+    if config.shared_inner:
+        both = ops.linear(x, tensors["shared_gate_up"])
+        whole = ops.linear(join("shared_inner", ops.silu_and_mul(both)), tensors["shared_down"])
+        out += _share_of_shared(config, tensors, x, ops) * whole
+    return join("down", out.to(x.dtype))
+
+
+def _routed(config: ExpertsConfig, tensors: Mapping[str, Tensor], x: Tensor, ops: Ops) -> tuple[Tensor, Tensor]:
+    """The experts of each token of x, and their shares."""
+    bias = tensors.get("router_bias")
+    # Rounded scores choose other experts.
+    scores = ops.linear(x.float(), tensors["router"].float(), None if bias is None else bias.float())
+    return choose(config, scores, tensors.get("router_correction"))
+
+
+def _share_of_shared(config: ExpertsConfig, tensors: Mapping[str, Tensor], x: Tensor, ops: Ops) -> Tensor | float:
+    return sigmoid(ops.linear(x, tensors["shared_gate"]).float()) if config.shared_gated else 1.0
 
 
 def _mlp(config: ExpertsConfig, tensors: Mapping[str, Tensor], expert: int, x: Tensor, ops: Ops) -> Tensor:

@@ -17,6 +17,7 @@ from gpu_worker.models.decoders.decoder import (
     gelu_tanh,
     silu,
 )
+from gpu_worker.models.decoders.only_rank import OnlyRank
 from gpu_worker.models.decoders.rope import RopeParameters
 from gpu_worker.ops import AttentionOptions, Ops, TokenBatch
 from gpu_worker.ops.state_format import NO_STATE
@@ -134,41 +135,10 @@ ACTIVATION_FUNCTIONS: dict[str, ElementFunction] = {
 }
 
 
-class OnlyRank:
-    """All of a decoder, in one process. Where several share it, each has a GptTeam in the place of this."""
-
-    def __init__(self, config: GptConfig) -> None:
-        self.first_kv_head = 0
-        self.num_kv_heads = config.num_kv_heads
-        self._layers = range(config.num_layers)
-
-    def forward(self, decoder: "GptDecoder", batch: TokenBatch, kv: Sequence[Tensor], rows: Tensor) -> Tensor:
-        """The states of some of the batch's tokens after all layers."""
-        return decoder.run_layers(self._layers, decoder.embed(batch), batch, kv)[rows]
-
-    def logits(self, decoder: "GptDecoder", hidden: Tensor) -> Tensor:
-        return decoder.own_logits(hidden)
-
-    def serve(self, decoder: "GptDecoder", kv: Sequence[Tensor], arena: Tensor) -> None:
-        """Nothing: there is no rank 0 beside this."""
-
-    def mirror(self, arena: Tensor, blocks: Sequence[int]) -> None:
-        """Nothing: there is no other host."""
-
-    def join(self, name: str, own: Tensor) -> Tensor:
-        """Of all ranks the columns of what has this name, of which these are the own ones."""
-        return own
-
-    def own(self, name: str, joined: Tensor) -> Tensor:
-        """The own columns again."""
-        return joined
-
-
 class GptDecoder:
     """A GPT-like Decoder, on any device and any ops."""
 
     name = "gpt"
-    capturable = True
     batch_invariant = True
     load_lora: LoadLora | None = None
     lora_support = NO_LORA
@@ -187,7 +157,8 @@ class GptDecoder:
     ) -> None:
         """`tensors` are those of this process's rank among `ranks`; None: there is one."""
         self.config = config
-        self._ranks = ranks or OnlyRank(config)
+        self.ranks = ranks or OnlyRank(config.num_kv_heads)
+        self.capturable = ranks is None  # a rank speaks with others between kernels
         self.vocab_size = config.vocab_size
         self.context_tokens = config.context_tokens
         self.num_layers = config.num_layers
@@ -201,7 +172,7 @@ class GptDecoder:
         self._head = self._tensors.get("head", self._tensors["embedding"])
         self._activate = ACTIVATION_FUNCTIONS[config.activation]
         group = config.num_heads // config.num_kv_heads
-        slopes = config.alibi[self._ranks.first_kv_head * group :][: self._ranks.num_kv_heads * group]
+        slopes = config.alibi[self.ranks.first_kv_head * group :][: self.ranks.num_kv_heads * group]
         alibi = torch.tensor(slopes, device=device) if slopes else None
         layers = list(zip(config.scales, config.windows or (0,) * config.num_layers, strict=True))
         kinds = {kind: AttentionOptions(scale=kind[0], window=kind[1], alibi=alibi) for kind in set(layers)}
@@ -212,21 +183,23 @@ class GptDecoder:
             self._angles = [part.to(device, dtype) for part in config.rope.table(config.context_tokens)]
 
     def forward(self, batch: TokenBatch, kv: Sequence[Tensor], rows: Tensor) -> Tensor:
-        return self._layer_norm(self._ranks.forward(self, batch, kv, rows), "norm")
+        hidden: Tensor = self.ranks.forward(self, batch, kv, rows)
+        return hidden
+
+    def compute(self, batch: TokenBatch, kv: Sequence[Tensor], rows: Tensor) -> Tensor:
+        """This rank's share of a step, and what all ranks make of that: the normed states of the rows."""
+        return self.normed(self.run_layers(range(self.num_layers), self.embed(batch), batch, kv)[rows])
+
+    def normed(self, states: Tensor) -> Tensor:
+        """What comes after the last layer."""
+        return self._layer_norm(states, "norm")
 
     def states(self, forwarded: Tensor, first: int) -> Tensor:
         return forwarded[first:]
 
     def logits(self, hidden: Tensor) -> Tensor:
-        return self._ranks.logits(self, hidden)
-
-    def serve(self, kv: Sequence[Tensor], arena: Tensor) -> None:
-        """In a rank other than 0: computes its share of all that rank 0 does, until the team is broken."""
-        self._ranks.serve(self, kv, arena)
-
-    def mirror(self, arena: Tensor, blocks: Sequence[int]) -> None:
-        """In rank 0 of several hosts, before a step: sends blocks, as they are now, to the other hosts."""
-        self._ranks.mirror(arena, blocks)
+        logits: Tensor = self.ranks.logits(self, hidden)
+        return logits
 
     def own_logits(self, hidden: Tensor) -> Tensor:
         """Of the tokens of the vocabulary that this rank has."""
@@ -254,7 +227,7 @@ class GptDecoder:
         return x
 
     def _attend(self, layer: int, x: Tensor, kv: Tensor, batch: TokenBatch, angles: list[Tensor] | None) -> Tensor:
-        config, ranks = self.config, self._ranks
+        config, ranks = self.config, self.ranks
         width, group = ranks.num_kv_heads * config.head_dim, config.num_heads // config.num_kv_heads
         projected = self._linear(x, f"{layer}.qkv") if width else x.new_empty((x.shape[0], 0))
         if config.clip_qkv:
@@ -284,8 +257,8 @@ class GptDecoder:
         return self._ops.paged_attention(queries, kv, batch, options).flatten(1)
 
     def _mlp(self, layer: int, x: Tensor) -> Tensor:
-        inner = self._ranks.join("inner", self._activate(self._linear(x, f"{layer}.up")))
-        return self._ranks.join("down", self._linear(inner, f"{layer}.down"))
+        inner = self.ranks.join("inner", self._activate(self._linear(x, f"{layer}.up")))
+        return self.ranks.join("down", self._linear(inner, f"{layer}.down"))
 
     def _linear(self, x: Tensor, name: str) -> Tensor:
         return self._ops.linear(x, self._tensors[name], self._tensors.get(f"{name}_bias"))

@@ -17,12 +17,14 @@ from torch import Tensor
 from gpu_worker.models.checkpoint.weights import CheckpointReader, ProgressCallback, WeightSource
 from gpu_worker.models.decoders.config import LlamaConfig
 from gpu_worker.models.decoders.decoder import EncodePicture, EncodeTokens, LoadLora, common_window, gelu_tanh
-from gpu_worker.models.decoders.experts import StackTensors, read_experts, run_experts
+from gpu_worker.models.decoders.experts import StackTensors, read_experts, run_divided_experts, run_experts
 from gpu_worker.models.decoders.lora_weights import load, placed, support_of
+from gpu_worker.models.decoders.only_rank import OnlyRank
 from gpu_worker.ops import AttentionOptions, Ops, TokenBatch
 from gpu_worker.ops.cuda_weights import CudaMatrix
 from gpu_worker.ops.lora import add_lora
 from gpu_worker.ops.state_format import NO_STATE
+from octavo.model_files.lora_support import LoraSupport
 from octavo.pictures.support import NO_PICTURES
 from octavo.text.encoded_prompt import NO_ENCODER
 
@@ -32,6 +34,7 @@ FIRST_SOURCES = {  # the matrices of a layer, and the first tensor that each is 
     "gate_up": "mlp.gate_proj",
     "down": "mlp.down_proj",
 }
+NO_LORA_IN_GROUP = LoraSupport(refusal="a group of ranks has no adapters: leave --tensor-parallel out")
 M = TypeVar("M")
 SplitStack = Callable[[list[str]], list[list[str]]]  # a stack's tensors, by those that become one matrix
 
@@ -159,9 +162,20 @@ class LlamaDecoder:
     encoder_support = NO_ENCODER
     batch_invariant = True
 
-    def __init__(self, config: LlamaConfig, tensors: Mapping[str, Any], ops: Ops, device: torch.device) -> None:
-        """`tensors` may have matrices of ops.cuda_weights for ops that multiply with them."""
-        self.capturable = config.experts is None  # which experts a step runs depends on its numbers
+    def __init__(
+        self,
+        config: LlamaConfig,
+        tensors: Mapping[str, Any],
+        ops: Ops,
+        device: torch.device,
+        ranks: OnlyRank | None = None,
+    ) -> None:
+        """`tensors` may have matrices of ops.cuda_weights for ops that multiply with them. They are those of this
+        process's rank among `ranks`; None: there is one."""
+        self.ranks = ranks or OnlyRank(config.num_kv_heads)
+        self._is_divided = ranks is not None
+        # Which experts a step runs depends on its numbers, and a rank speaks with others between kernels.
+        self.capturable = config.experts is None and ranks is None
         on_device = {name: tensor.to(device) for name, tensor in tensors.items()}
         self.formats = sorted({tensor.format for tensor in on_device.values() if isinstance(tensor, CudaMatrix)})
         self.config = config
@@ -181,12 +195,21 @@ class LlamaDecoder:
         cos, sin = config.rope.table(config.context_tokens)
         self._cos, self._sin = cos.to(device, self._norm.dtype), sin.to(device, self._norm.dtype)
         self._options = _options(config, self._layers)
-        self.lora_support = support_of(config)
-        self.load_lora: LoadLora | None = lambda files: placed(load(files, config), self._norm.dtype, device)
+        own, group = self.ranks.num_kv_heads * config.head_dim, config.num_heads // config.num_kv_heads
+        self._own_rows = [own * group, own, own]
+        self.lora_support = support_of(config) if ranks is None else NO_LORA_IN_GROUP
+        self.load_lora: LoadLora | None = None
+        if ranks is None:
+            self.load_lora = lambda files: placed(load(files, config), self._norm.dtype, device)
         # Transformers rounds the scale to the model's dtype before it multiplies.
         self._embedding_scale = torch.tensor(config.embedding_scale, dtype=self._norm.dtype).item()
 
     def forward(self, batch: TokenBatch, kv: Sequence[Tensor], rows: Tensor) -> Tensor:
+        hidden: Tensor = self.ranks.forward(self, batch, kv, rows)
+        return hidden
+
+    def compute(self, batch: TokenBatch, kv: Sequence[Tensor], rows: Tensor) -> Tensor:
+        """This rank's share of a step, and what all ranks make of that: the normed states of the rows."""
         ops, eps = self._ops, self.config.norm_eps
         cos, sin = self._cos[batch.positions], self._sin[batch.positions]
         x = self._embedding[batch.token_ids]
@@ -205,12 +228,16 @@ class LlamaDecoder:
         return forwarded[first:]
 
     def logits(self, hidden: Tensor) -> Tensor:
-        logits = self._ops.logits(hidden, self._head)
+        logits: Tensor = self.ranks.logits(self, hidden)
         cap = self.config.logit_cap
         return torch.tanh(logits / cap) * cap if cap else logits
 
+    def own_logits(self, hidden: Tensor) -> Tensor:
+        """Of the tokens of the vocabulary that this rank has."""
+        return self._ops.logits(hidden, self._head)
+
     def _attend(self, index: int, x: Tensor, kv: Tensor, batch: TokenBatch, cos: Tensor, sin: Tensor) -> Tensor:
-        layer, config, ops = self._layers[index], self.config, self._ops
+        layer, config, ops, ranks = self._layers[index], self.config, self._ops, self.ranks
         rows = self._product(index, "qkv", x, batch)
         queries, keys, values = (
             part.view(x.shape[0], -1, config.head_dim) for part in self._together_normed(layer, rows)
@@ -223,24 +250,30 @@ class LlamaDecoder:
         else:
             ops.cache_write(kv, keys, values, batch)
         attended = ops.paged_attention(queries, kv, batch, self._options[index])
-        out = self._product(index, "out", attended.reshape(x.shape[0], -1), batch)
+        attended = ranks.join("attended", attended.reshape(x.shape[0], -1))
+        out = ranks.join("out", self._product(index, "out", attended, batch))
         return ops.rms_norm(out, layer["attended_norm"], config.norm_eps) if "attended_norm" in layer else out
 
     def _together_normed(self, layer: Mapping[str, Tensor], rows: Tensor) -> Sequence[Tensor]:
         """Queries, keys and values of all heads, normed together where a model does so."""
-        queries, keys, values = rows.split(self.config.qkv_rows, dim=-1)
+        queries, keys, values = rows.split(self._own_rows, dim=-1)
         if not self.config.together_normed:
             return queries, keys, values
-        norm, eps = self._ops.rms_norm, self.config.norm_eps
-        return norm(queries, layer["q_norm"], eps), norm(keys, layer["k_norm"], eps), values
+        normed = []
+        for name, own in (("q_norm", queries), ("k_norm", keys)):
+            joined = self._ops.rms_norm(self.ranks.join(name, own), layer[name], self.config.norm_eps)
+            normed.append(self.ranks.own(name, joined))
+        return *normed, values
 
     def _mlp(self, index: int, x: Tensor, batch: TokenBatch) -> Tensor:
         layer = self._layers[index]
         if self.config.experts is not None and "router" in layer:
+            if self._is_divided:
+                return run_divided_experts(self.config.experts, layer, x, self._ops, self.ranks.join)
             return run_experts(self.config.experts, layer, x, self._ops)
         both = self._product(index, "gate_up", x, batch)
         inner = self._ops.silu_and_mul(both) if self.config.activation == "silu" else _gelu_and_mul(both)
-        out = self._product(index, "down", inner, batch)
+        out = self.ranks.join("down", self._product(index, "down", self.ranks.join("inner", inner), batch))
         return self._ops.rms_norm(out, layer["output_norm"], self.config.norm_eps) if "output_norm" in layer else out
 
     def _product(self, index: int, name: str, x: Tensor, batch: TokenBatch) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor
 from gpu_worker.models.checkpoint.weights import CheckpointReader, ProgressCallback, WeightSource
 from gpu_worker.models.decoders.config import LlamaConfig
 from gpu_worker.models.decoders.decoder import EncodePicture, EncodeTokens, KeptLogits, LoadLora, common_window
-from gpu_worker.models.decoders.llama import FIRST_SOURCES, collect, layers_of
+from gpu_worker.models.decoders.llama import FIRST_SOURCES, NO_LORA_IN_GROUP, collect, layers_of
 from gpu_worker.models.decoders.lora_weights import load, support_of
 from gpu_worker.models.decoders.ranks.llama_share import LlamaShare
 from gpu_worker.models.decoders.ranks.place import RankPlace
@@ -27,12 +27,10 @@ from gpu_worker.ops.lora import Lora
 from gpu_worker.ops.native_cpu import FLOATS
 from gpu_worker.ops.state_format import NO_STATE
 from octavo.model_files.lora_files import LoraFiles
-from octavo.model_files.lora_support import LoraSupport
 from octavo.pictures.support import NO_PICTURES
 from octavo.text.encoded_prompt import NO_ENCODER
 
 MAX_HEAD_DIM = 256
-NO_LORA_IN_GROUP = LoraSupport(refusal="a group of ranks has no adapters: leave --tensor-parallel out")
 
 
 def supports(config: LlamaConfig) -> bool:

@@ -106,22 +106,22 @@ class KvArena:
         num_host_blocks: int,
         device: torch.device,
         ops: Ops,
-        memory: Tensor | None = None,
+        on_device: Tensor | None = None,
+        on_host: Tensor | None = None,
     ) -> None:
-        """`memory` has the bytes of the blocks on the device; None: they are allocated here."""
+        """`on_device` and `on_host` are the blocks there, of one form; None: they are allocated here."""
         self.shape = shape
         self.num_blocks = num_blocks
         self.num_host_blocks = num_host_blocks
         self._ops = ops
         cpu, pinned = torch.device("cpu"), device.type == "cuda"
-        self._device = (
-            shape.allocate_arena(num_blocks, device) if memory is None else shape.arena_in(memory, num_blocks)
-        )
-        self._host = shape.allocate_arena(num_host_blocks, cpu, pinned)
+        self._device = shape.allocate_arena(num_blocks, device) if on_device is None else on_device
+        self._host = shape.allocate_arena(num_host_blocks, cpu, pinned) if on_host is None else on_host
         self._pages = self._host_pages = None
-        if isinstance(ops, NativeCpuOps):
-            self._host_pages = PagesAhead(self._host, ops.extension.populate_blocks)
-            if memory is None:  # that of a group is the ranks'
+        if isinstance(ops, NativeCpuOps):  # memory that is given here is a group's
+            if on_host is None:
+                self._host_pages = PagesAhead(self._host, ops.extension.populate_blocks)
+            if on_device is None:
                 self._pages = PagesAhead(self._device, ops.extension.populate_blocks)
         self.layers: list[Tensor] = list(self._device.unbind(0))
 
@@ -165,3 +165,7 @@ class KvArena:
             index = torch.tensor(block_ids, dtype=torch.int64, device=self._device.device)
             memory, value = kv_format.spoiling(self._device)
             memory.index_fill_(1, index, value)
+
+    def close(self) -> None:
+        """Called once, when no step and no copy will use the blocks any more."""
+        self.layers.clear()

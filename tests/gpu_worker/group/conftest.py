@@ -40,17 +40,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def folders(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Models by their kinds, each made once."""
-    made = {"llama": folder}
+def folders(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Models by their kinds and seeds, each made once."""
+    made = {("llama", 3): folder}
 
-    def make(kind: str) -> Path:
-        if kind not in made:
-            draw = random.Random(3)
+    def make(kind: str, seed: int = 3) -> Path:
+        if (kind, seed) not in made:
+            draw = random.Random(seed)
             random_of = random_models.random_gpt if kind in random_models.GPTS else random_models.random_mixture
-            made[kind] = random_models.save_random(random_of(draw, kind), tmp_path_factory.mktemp(kind))
-            save_bytes_tokenizer(made[kind])
-        return made[kind]
+            saved = random_models.save_random(random_of(draw, kind), tmp_path_factory.mktemp(kind))
+            save_bytes_tokenizer(saved)
+            made[kind, seed] = saved
+        return made[kind, seed]
 
     return make
 

@@ -16,7 +16,11 @@ GREEDY = SamplingParams(temperature=0, max_tokens=12, logprobs=1)
 
 
 def blocks_of(runner: Runner) -> list[bytes]:
-    return [b"".join(map(bytes, runner.block_memory.open_block(each))) for each in range(runner.info.num_blocks)]
+    found = []
+    for block in range(runner.info.num_blocks):
+        with runner.block_memory.read_blocks([block]) as contents:
+            found += [b"".join(map(bytes, runs)) for runs in contents]
+    return found
 
 
 def put_blocks(runner: Runner, blocks: list[bytes]) -> None:

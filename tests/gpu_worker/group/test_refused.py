@@ -74,11 +74,6 @@ def test_a_model_that_is_not_divided_is_refused(tmp_path, model, size, options, 
             load_runner(str(model(tmp_path / "model")), **given, place=task.place())
 
 
-def test_a_group_is_for_cpus() -> None:
-    with pytest.raises(InvalidArgument, match=r"^tensor_parallel: a group runs on CPUs alone, not on cuda:0"):
-        load_group("smollm2", ranks=2, patience_s=1.0, **{**SIZES, "device": "cuda:0"})
-
-
 @pytest.mark.parametrize(
     ("changes", "says"),
     [

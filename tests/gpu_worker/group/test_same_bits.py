@@ -21,10 +21,10 @@ PARAMS = [
 ]
 
 
-def outputs(runner: Runner, folder: Path) -> list[Any]:
+def outputs(runner: Runner, folder: Path, **settings: Any) -> list[Any]:
     """Tokens and log probabilities of many prompts that share too few blocks."""
     sizes = {name: SIZES[name] for name in ("max_batch_tokens", "max_batch_sequences")}
-    llm = LLM(str(folder), runner=runner, **sizes)
+    llm = LLM(str(folder), runner=runner, **sizes, **settings)
     params = [PARAMS[number % len(PARAMS)] for number in range(len(PROMPTS))]
     return [
         (each.prompt_logprobs, [(output.token_ids, output.logprobs) for output in each.outputs])

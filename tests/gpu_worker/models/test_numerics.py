@@ -71,3 +71,13 @@ def test_batch_invariance_on_a_gpu_is_a_class_of_its_own(monkeypatch) -> None:
         numerics.class_of(ops, decoder, torch.bfloat16, torch.bfloat16, device, each) for each in (False, True)
     )
     assert invariant == f"{plain}/batch-invariant-2" and "Some-GPU" in plain
+
+
+def test_a_class_names_the_ranks_with_a_device_each_unless_rows_are_summed_in_one_order() -> None:
+    def class_of(ops: ReferenceOps, ranks: int, batch_invariant: bool = False) -> str:
+        cpu, decoder = torch.device("cpu"), SimpleNamespace()
+        return numerics.class_of(ops, decoder, torch.float32, torch.float32, cpu, batch_invariant, ranks)
+
+    alone = class_of(ReferenceOps(), 1)
+    assert len({alone, class_of(ReferenceOps(), 2), class_of(ReferenceOps(), 3)}) == 3
+    assert class_of(ReferenceOps(), 2, batch_invariant=True) == alone

@@ -7,14 +7,9 @@ import torch
 from torch import Tensor
 
 from gpu_worker.models.decoders.gpt import GptConfig
-from gpu_worker.models.decoders.ranks.place import RankPlace
+from gpu_worker.models.decoders.ranks.order_room import whole_lines
+from gpu_worker.models.decoders.ranks.place import RankPlace, TeamBroken
 from gpu_worker.ops import TokenBatch, native
-
-LINE = 64  # bytes
-
-
-class TeamBroken(RuntimeError):
-    """A rank has ended or hangs, or another host has."""
 
 
 class GptRoom:
@@ -31,13 +26,14 @@ class GptRoom:
         columns["logits"] = (self.logit_rows, config.vocab_size, torch.float32)
         sizes = {name: rows * width * dtype.itemsize for name, (rows, width, dtype) in columns.items()}
         start = extension.TEAM_BYTES + extension.TeamOrder.room_bytes(plan_bytes)
-        self._memory = place.team_memory(start + sum(map(_lines, sizes.values())))  # kept: arrays of orders lie there
+        room = sum(map(whole_lines, sizes.values()))
+        self._memory = place.team_memory(start + room)  # kept: arrays of orders lie there
         self.team = place.team(self._memory)
         self.order = extension.TeamOrder(self.team, tokens, plan_bytes)
         self.columns: dict[str, Tensor] = {}
         for name, (rows, width, dtype) in columns.items():
             self.columns[name] = self._memory[start : start + sizes[name]].view(dtype).view(rows, width)
-            start += _lines(sizes[name])
+            start += whole_lines(sizes[name])
 
     def order_forward(self, batch: TokenBatch, rows: Tensor) -> None:
         self.order.order_forward(
@@ -65,10 +61,6 @@ class GptRoom:
         """Raises TeamBroken unless a meeting, or what passes between hosts, has come to its end."""
         if not whole:
             raise TeamBroken(self.team.trouble)
-
-
-def _lines(num_bytes: int) -> int:
-    return -(-num_bytes // LINE) * LINE
 
 
 def cut_batch(batch: TokenBatch, begin: int, end: int) -> TokenBatch:

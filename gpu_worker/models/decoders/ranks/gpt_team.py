@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from gpu_worker.models.decoders.decoder import KeptLogits
-from gpu_worker.models.decoders.gpt import GptConfig, GptDecoder, OnlyRank
+from gpu_worker.models.decoders.gpt import GptConfig, GptDecoder
+from gpu_worker.models.decoders.only_rank import OnlyRank
 from gpu_worker.models.decoders.ranks.gpt_hosts import OnlyHost, SeveralHosts
-from gpu_worker.models.decoders.ranks.gpt_room import GptRoom, TeamBroken, cut_batch
+from gpu_worker.models.decoders.ranks.gpt_room import GptRoom, cut_batch
 from gpu_worker.models.decoders.ranks.gpt_share import GptShare
-from gpu_worker.models.decoders.ranks.place import RankPlace
+from gpu_worker.models.decoders.ranks.place import RankPlace, TeamBroken
 from gpu_worker.ops import TokenBatch
 
 PARTS = 2  # of a step, for stages
@@ -22,8 +23,8 @@ PARTS = 2  # of a step, for stages
 
 class GptTeam(OnlyRank):
     def __init__(self, config: GptConfig, share: GptShare, place: RankPlace, dtype: torch.dtype) -> None:
-        super().__init__(config)
-        self.first_kv_head, self.num_kv_heads = share.kv_heads
+        super().__init__(share.kv_heads.num)
+        self.first_kv_head = share.kv_heads.first
         self._layers = range(share.layers.first, share.layers.first + share.layers.num)
         self._stages, self._stages_here = place.stages, place.stages_here
         self._kept_logits = KeptLogits(config.vocab_size)
@@ -37,7 +38,7 @@ class GptTeam(OnlyRank):
         self._room.order_forward(batch, rows)
         self._hosts.tell()
         self._room.expect(self._team.meet_all())
-        return self._compute(decoder, batch, kv)[rows]
+        return decoder.normed(self._compute(decoder, batch, kv)[rows])
 
     def logits(self, decoder: GptDecoder, hidden: Tensor) -> Tensor:
         logits, at_once = self._kept_logits.rows(hidden.shape[0]), self._room.logit_rows
@@ -63,6 +64,7 @@ class GptTeam(OnlyRank):
             return
 
     def mirror(self, arena: Tensor, blocks: Sequence[int]) -> None:
+        """In rank 0 of several hosts, before a step: sends blocks, as they are now, to the other hosts."""
         self._hosts.mirror(arena, blocks)
 
     def join(self, name: str, own: Tensor) -> Tensor:

@@ -84,7 +84,7 @@ class LlamaShare:
         cut: dict[str, Tensor | NativeMatrix] = {}
         stacks: dict[str, list[NativeMatrix]] = {}
         for name in sorted(tensors):  # `0.qkv` before `0.qkv.1`
-            tensor, (whole, stem) = tensors[name], _stack_of(name)
+            tensor, (whole, stem) = tensors[name], stack_of(name)
             if isinstance(tensor, NativeMatrix) and stem in rows:
                 stacks.setdefault(whole, []).append(tensor)
             elif isinstance(tensor, Tensor) and stem.removesuffix("_bias") in rows:  # of experts: a row for each
@@ -95,7 +95,7 @@ class LlamaShare:
         if "head" not in stacks and isinstance(embedding := tensors["embedding"], NativeMatrix):
             stacks["head"] = [embedding]
         for name, parts in stacks.items():
-            for number, part in enumerate(rows_of(parts, rows[_stack_of(name)[1]], extension)):
+            for number, part in enumerate(rows_of(parts, rows[stack_of(name)[1]], extension)):
                 cut[f"{name}.{number}" if number else name] = part
         return cut
 
@@ -140,7 +140,7 @@ def _twice(span: ShareSpan, total: int) -> list[ShareSpan]:
     return [ShareSpan(0, 2 * total)] if span.num == total else [span, ShareSpan(total + span.first, span.num)]
 
 
-def _stack_of(name: str) -> tuple[str, str]:
+def stack_of(name: str) -> tuple[str, str]:
     """A matrix's stack, and what it is: `0.qkv` and `qkv` of `0.qkv.1`, and `expert_down` for each expert's."""
     layer, dot, rest = name.partition(".")
     if not dot:

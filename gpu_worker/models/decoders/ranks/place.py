@@ -13,6 +13,10 @@ PLAN_BYTES_PER_TOKEN = 48  # id, position, slot, and row twice: sampled and scor
 PLAN_BYTES = 4096
 
 
+class TeamBroken(RuntimeError):
+    """A rank has ended or hangs, or another host has."""
+
+
 class ShareSpan(NamedTuple):
     first: int
     num: int
@@ -44,6 +48,21 @@ class RankPlace:
     patience_s: float  # how long a rank that does not come is waited for
     team_memory: Callable[[int], Tensor]
     arena_memory: Callable[[int], Tensor]
+    # Of ranks with a device each: the descriptor of a file by which they find each other; -1: they share memory.
+    meeting: int = -1
+    rehearsal: str = ""  # of those: the ops with which CPUs pretend to be their devices; empty: they are GPUs
+    pipes: Sequence[int] = ()  # of those: rank 0 tells each other one by a pipe which blocks to copy beside the steps
+    on_team: Callable[[Any], None] = lambda team: None  # is told of the rank's team, before that waits for others
+
+    @property
+    def has_device(self) -> bool:
+        """Whether this rank computes on a device of its own, and has its own heads of each block there."""
+        return self.meeting >= 0
+
+    @property
+    def device(self) -> str:
+        """Of a rank that has one of its own."""
+        return "cpu" if self.rehearsal else f"cuda:{self.rank}"
 
     @property
     def ranks_of_host(self) -> int:
