@@ -84,6 +84,8 @@ def _started(model: str, first: RankTask, here: list[RankProcess], options: dict
     except BaseException as error:
         loss = watch.loss
         watch.close()
+        for each in teams:
+            each.close()
         _close_all(first.pipes)
         if isinstance(error, TeamBroken):
             raise RankFailed(loss or str(error)) from error

@@ -81,6 +81,7 @@ class GroupRunner:
                 self._runner.close()
             self._watch.close()
             self._team.break_off()  # for who still waits for them
+            self._team.close()
             return
         self._watch.close()
         self._runner.close()

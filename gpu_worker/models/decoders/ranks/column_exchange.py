@@ -3,6 +3,8 @@
 The process group is this object's own: a program that uses torch.distributed keeps its default group.
 """
 
+import os
+import threading
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -25,8 +27,12 @@ class ColumnExchange:
         """All ranks make it at the same time."""
         self._size = place.size
         self._device = device
-        store = distributed.FileStore(f"/proc/self/fd/{place.meeting}", place.size)  # which has no name elsewhere
+        # The file has no name but this one, which torch's store opens and writes once more when the group is destroyed.
+        # Until then no other file may get the number.
+        self._meeting = os.dup(place.meeting)
+        store = distributed.FileStore(f"/proc/self/fd/{self._meeting}", place.size)
         store.set_timeout(timedelta(seconds=MEETING_S))
+        self._ending = threading.Lock()
         self._group = self._nccl(place, store) if device.type == "cuda" else self._gloo(place, store)
 
     def _gloo(self, place: RankPlace, store: Any) -> Any:
@@ -64,7 +70,16 @@ class ColumnExchange:
 
     def abort(self) -> None:
         """Ends what a device waits for, from any thread."""
-        self._group.abort()
+        with self._ending:
+            if self._group is not None:
+                self._group.abort()
+
+    def close(self) -> None:
+        """Nothing may be exchanged from here on. The file stays open if this is never called."""
+        with self._ending:
+            if self._group is not None:
+                self._group = None  # nobody else has it, so it is destroyed here
+                os.close(self._meeting)
 
     def _gathered(self, sent: Tensor) -> Tensor:
         """[ranks, …]. Bytes are exchanged, whatever they mean."""

@@ -77,6 +77,11 @@ class DeviceTeam(OnlyRank):
         if self._exchange is not None:
             self._exchange.abort()
 
+    def close(self) -> None:
+        """After `break_off`, when nothing is computed any more."""
+        if self._exchange is not None:
+            self._exchange.close()
+
     def numbers_of_all(self, numbers: Sequence[int]) -> list[list[int]]:
         """What each rank has said, by rank. All call it."""
         try:

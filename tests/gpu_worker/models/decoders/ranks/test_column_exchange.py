@@ -1,7 +1,9 @@
 """Columns of uneven shares are joined side by side, and NCCL's process group is made as it is to be."""
 
+import os
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -31,8 +33,27 @@ def test_columns_are_joined_in_the_order_of_ranks(dtype: torch.dtype, widths: tu
                 own = states.split(widths, dim=1)[rank]  # not contiguous, as a decoder's views are
                 joined = exchange.join(own, widths)
                 assert joined.is_contiguous() and torch.equal(joined, states)
+            exchange.close()
 
         assert list(ranks.map(run, range(len(widths)))) == [None] * len(widths)
+
+
+def test_a_file_that_gets_the_number_of_the_meeting_is_left_alone(tmp_path: Path) -> None:
+    """Torch's store writes once more at its end, into what the name stands for then."""
+    before = len(os.listdir("/proc/self/fd"))
+    with SharedMemory.create("meeting") as meeting, ThreadPoolExecutor(2) as ranks:
+        places = [place_of(rank, 2, meeting.descriptor) for rank in range(2)]
+        exchanges = list(ranks.map(lambda place: ColumnExchange(place, torch.device("cpu")), places))
+    others = [os.open(tmp_path / "other", os.O_RDWR | os.O_CREAT) for _ in range(64)]
+
+    for each in exchanges:
+        each.abort()
+        each.close()
+        each.close()
+    assert (tmp_path / "other").read_bytes() == b""
+    for each in others:
+        os.close(each)
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_nccl_is_given_what_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
