@@ -4,7 +4,8 @@
 
 Simulates steps of Llama 3 8B on two GPUs as replicas, as a group (`--tensor-parallel 2`), and as roles (one for
 prompts, one for outputs). A step takes as long as its bytes or its products, whichever is longer, and what ranks send
-each other. Prints, of requests that come at random, the time to the first token and between tokens; and what a step takes alone.
+each other. Prints, of requests that come at random, the time to the first token and between tokens; and what a step
+takes alone.
 """
 
 import argparse
