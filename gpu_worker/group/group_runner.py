@@ -19,7 +19,7 @@ from gpu_worker.steps.step_input import StepInput
 
 
 class GroupRunner:
-    """A Runner. Its blocks lie in memory of all ranks, so it moves them, and other workers get them, as from one."""
+    """A Runner. Its blocks lie in memory of all ranks, or pass through it: they move, and reach others, as one's do."""
 
     adapters: AdapterMemory | None = None
     pictures: PictureMemory | None = None
@@ -71,17 +71,19 @@ class GroupRunner:
 
     def check_device(self) -> None:
         """Raises RankFailed if a rank has ended or hangs."""
-        if loss := self._watch.loss or self._team.trouble:
-            raise RankFailed(loss)
+        if self._watch.loss or self._team.trouble:
+            raise RankFailed(self._watch.loss or self._watch.reason(self._team.trouble))
         self._runner.check_device()
 
     def close(self) -> None:
         if self._has_devices:
-            with suppress(TeamBroken):  # it waits for the copies of all ranks
-                self._runner.close()
-            self._watch.close()
-            self._team.break_off()  # for who still waits for them
-            self._team.close()
+            try:
+                with suppress(TeamBroken):  # it waits for the copies of all ranks
+                    self._runner.close()
+            finally:
+                self._watch.close()
+                self._team.break_off()  # for who still waits for them
+                self._team.close()
             return
         self._watch.close()
         self._runner.close()

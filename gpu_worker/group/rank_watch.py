@@ -14,6 +14,8 @@ from gpu_worker.steps.runner import RunnerInfo
 
 log = logging.getLogger(__name__)
 END_PATIENCE_S = 5.0
+REASON_S = 1.0
+BROKEN_OFF = "a rank has ended"  # what the extension says if it knows no more
 SILENT_LEASES = 5  # before a rank counts as lost that nobody waits for: a busy machine may not let it speak for one
 
 
@@ -101,6 +103,14 @@ class RankWatch:
         if news.loss:
             raise RankFailed(news.loss)
         return [rank.ready for _, rank in sorted(self._ranks.items()) if rank.ready is not None]
+
+    def reason(self, trouble: str) -> str:
+        """Why the team is broken. Where its `trouble` names nobody, a rank that failed may be about to say so."""
+        news = self._news
+        if trouble == BROKEN_OFF:
+            with news.condition:
+                news.condition.wait_for(lambda: news.loss, REASON_S)
+        return news.loss or trouble
 
     def close(self) -> None:
         """Ends all ranks, and waits until they are gone."""

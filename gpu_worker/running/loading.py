@@ -85,7 +85,8 @@ def load_runner(
     `batch_invariant` demands that the bits of a sequence do not depend on the batch (InvalidArgument where they would).
     `cache_dir` None means ~/.cache/octavo. `packed_cache` is a folder of weights packed for a CPU, of at most
     `packed_cache_bytes`; auto: `packed` in `cache_dir`; off: none. `generation_config` is auto or off: may the
-    model recommend sampling parameters? `place` is that of a rank in a group, whose blocks lie in memory of all ranks.
+    model recommend sampling parameters? `place` is that of a rank in a group, whose
+    blocks lie in memory of all ranks, or on its device.
     """
     if dtype not in DTYPES:
         raise InvalidArgument("dtype", f"{dtype!r} is not one of {', '.join(DTYPES)}")

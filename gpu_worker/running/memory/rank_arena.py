@@ -228,8 +228,8 @@ def _run_or_end(run: Callable[[], None], device: torch.device) -> None:
         if device.type == "cuda":
             torch.cuda.set_device(device)  # a thread has GPU 0 otherwise, and would take memory there
         run()
-    except Exception:
-        log.exception("copies of blocks have failed: this rank ends")
+    except Exception as error:
+        log.error("copies of blocks have failed, and this rank ends: %s: %s", type(error).__name__, error)
         os._exit(1)
 
 

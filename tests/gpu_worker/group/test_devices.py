@@ -129,7 +129,8 @@ def test_a_rank_with_a_device_that_is_lost_while_blocks_are_read_fails_who_waits
         list(contents)
 
 
-def test_a_front_that_fails_in_a_step_ends_the_group(group, folder, monkeypatch):
+@pytest.mark.parametrize("where", ["_mlp", "own_logits"])
+def test_a_front_that_fails_in_a_step_ends_the_group(group, folder, monkeypatch, where):
     """Others wait for its columns, and it for nobody: no later step may find them in the middle of this one."""
     runner = group(2, patience_s=0.5, **REHEARSED)
     llm = LLM(str(folder), runner=runner)
@@ -139,7 +140,7 @@ def test_a_front_that_fails_in_a_step_ends_the_group(group, folder, monkeypatch)
         raise MemoryError("none is left")
 
     with monkeypatch.context() as patch:
-        patch.setattr(LlamaDecoder, "_mlp", fail)
+        patch.setattr(LlamaDecoder, where, fail)
         with pytest.raises((RankFailed, MemoryError)):
             llm.generate("a", SamplingParams(max_tokens=1), use_tqdm=False)
     with pytest.raises(RankFailed):

@@ -151,11 +151,13 @@ async def test_a_lifeline_goes_along_when_primary_and_replica_change_places(pair
 
 
 async def test_a_node_of_a_cluster_is_refused(tmp_path):
+    port, cluster_port = ports.pick(2)
+
     class ClusterNode(EmbeddedStore):
         def _arguments(self):
-            return [*super()._arguments(), "--cluster-enabled", "yes"]
+            return [*super()._arguments(), "--cluster-enabled", "yes", "--cluster-port", str(cluster_port)]
 
-    server = ClusterNode(tmp_path / "node", port=ports.pick(1)[0])
+    server = ClusterNode(tmp_path / "node", port=port)
     await server.start()
     store = RedisStore(server.url)
     with pytest.raises(Mismatch, match="node of a Redis Cluster"):

@@ -4,7 +4,8 @@ Rank 0 writes an order into memory of all ranks, all meet, and each queues its p
 so they meet again: the memory is free, and none has stopped. Columns go from device to device.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -92,16 +93,12 @@ class DeviceTeam(OnlyRank):
     def forward(self, decoder: Any, batch: TokenBatch, kv: Sequence[Tensor], rows: Tensor) -> Any:
         if rows is not batch.rows:
             raise ValueError("ranks compute the rows of the batch")
-        if self._is_front:
-            self._room.order_forward(batch)
-            self._expect(self._team.meet_all())
-        try:
+        if not self._is_front:
             self._forwarded = decoder.compute(batch, kv, rows)
-        except BaseException:  # others wait for columns
-            self.break_off()
-            raise
-        if self._is_front:
-            self._expect(self._team.meet_all())
+            return self._forwarded
+        self._room.order_forward(batch)
+        with self._all_in_order():
+            self._forwarded = decoder.compute(batch, kv, rows)
         return self._forwarded
 
     def logits(self, decoder: Any, hidden: Tensor) -> Tensor:
@@ -111,10 +108,8 @@ class DeviceTeam(OnlyRank):
             raise ValueError("ranks know the states alone that the last step has made")
         first = hidden.storage_offset() // forwarded.shape[1]
         self._room.order_logits(len(hidden), first)
-        self._expect(self._team.meet_all())
-        logits = self.join("logits", decoder.own_logits(hidden))
-        self._expect(self._team.meet_all())
-        return logits
+        with self._all_in_order():
+            return self.join("logits", decoder.own_logits(hidden))
 
     def order_move(self, order: int, pairs: Sequence[tuple[int, int]]) -> int:
         """In rank 0: makes the others do with their heads of blocks what this rank is about to do with its own.
@@ -124,8 +119,8 @@ class DeviceTeam(OnlyRank):
         for start in range(0, len(pairs), MOST_PAIRS):
             self._num_moves += 1
             self._room.order_move(order, self._num_moves, pairs[start : start + MOST_PAIRS])
-            self._expect(self._team.meet_all())
-            self._expect(self._team.meet_all())
+            with self._all_in_order():
+                pass
         return self._num_moves
 
     def have_copied(self, kind: int, number: int) -> bool:
@@ -139,8 +134,8 @@ class DeviceTeam(OnlyRank):
     def order_end(self) -> None:
         """In rank 0: the others return from `serve`."""
         self._room.order_end()
-        self._expect(self._team.meet_all())
-        self._expect(self._team.meet_all())
+        with self._all_in_order():
+            pass
 
     @torch.inference_mode()
     def serve(
@@ -163,9 +158,9 @@ class DeviceTeam(OnlyRank):
                     settle(self._room.used_blocks)
                     batch = self._room.batch(self._device)
                     decoder.forward(batch, kv, batch.rows)
-                elif order == LOGITS and self._forwarded is not None:
+                elif order == LOGITS:
                     first = self._room.first_row
-                    hidden = self._forwarded[first : first + self._room.num_rows]
+                    hidden = self._states()[first : first + self._room.num_rows]
                     self.join("logits", decoder.own_logits(hidden))
                 elif order != END:
                     move(order, *self._room.move())
@@ -180,12 +175,31 @@ class DeviceTeam(OnlyRank):
     def join(self, name: str, own: Tensor) -> Tensor:
         try:
             return self._exchanging.join(own, self._widths[name])
+        except torch.OutOfMemoryError:  # of this rank's device, and no loss of another one
+            raise
         except RuntimeError as error:
             raise self._failed(error) from error
 
     def own(self, name: str, joined: Tensor) -> Tensor:
         first, num = self._columns[name][self.place.rank]
         return joined[:, first : first + num]
+
+    @contextmanager
+    def _all_in_order(self) -> Iterator[None]:
+        """In rank 0: all carry out an order. If this rank fails in the middle of it, the team is broken: others wait
+        for its columns, and would take the next order for the rest of this one."""
+        try:
+            self._expect(self._team.meet_all())
+            yield
+            self._expect(self._team.meet_all())
+        except BaseException:
+            self.break_off()
+            raise
+
+    def _states(self) -> Tensor:
+        if self._forwarded is None:
+            raise RuntimeError("logits are asked for before the first step")
+        return self._forwarded
 
     @property
     def _exchanging(self) -> ColumnExchange:

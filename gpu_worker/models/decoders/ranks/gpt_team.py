@@ -38,7 +38,11 @@ class GptTeam(OnlyRank):
         self._room.order_forward(batch, rows)
         self._hosts.tell()
         self._room.expect(self._team.meet_all())
-        return decoder.normed(self._compute(decoder, batch, kv)[rows])
+        try:
+            return decoder.normed(self._compute(decoder, batch, kv)[rows])
+        except BaseException:  # others are in the middle of it, and wait for columns
+            self._team.break_off()
+            raise
 
     def logits(self, decoder: GptDecoder, hidden: Tensor) -> Tensor:
         logits, at_once = self._kept_logits.rows(hidden.shape[0]), self._room.logit_rows

@@ -72,10 +72,10 @@ class OrderRoom:
         for place, values in zip(self._arrays(*sizes), (*flat, *others), strict=True):
             place.copy_(values)
 
-    def batch(self, device: torch.device | None = None) -> TokenBatch:
-        """Of FORWARD, on a device; None: where it lies."""
+    def batch(self, device: torch.device) -> TokenBatch:
+        """Of FORWARD, on a device."""
         arrays = on_host = self._arrays(*self._header[1:5].tolist())
-        if device is not None and device.type != "cpu":
+        if device.type != "cpu":
             arrays = packed(on_host, device)
         token_ids, positions, slots, rows, cu_q, seq_lens, tables = arrays
         return TokenBatch(

@@ -36,7 +36,8 @@ def resident(arena: torch.Tensor, layer: int, first: int, end: int) -> float:
     return sum(state & 1 for state in states) / len(states)
 
 
-async def test_pages_are_there_before_blocks_are_written():
+async def test_pages_are_there_before_blocks_are_written(monkeypatch):
+    monkeypatch.setattr(os, "setpriority", lambda *_: None)  # or a busy machine never lets the thread run
     last = 8 * STEP - 5
     arena, pages = made(last)
     arena[:, 3 * STEP] = 1  # what is there stays
