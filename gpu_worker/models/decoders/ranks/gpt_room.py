@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from gpu_worker.models.decoders.gpt import GptConfig
-from gpu_worker.models.decoders.ranks.order_room import whole_lines
+from gpu_worker.models.decoders.ranks.order_room import batch_of, whole_lines
 from gpu_worker.models.decoders.ranks.place import RankPlace, TeamBroken
 from gpu_worker.ops import TokenBatch, native
 
@@ -43,19 +43,8 @@ class GptRoom:
 
     def batch(self) -> TokenBatch:
         """Of an order of a step."""
-        arrays = (torch.from_numpy(np.asarray(each)) for each in self.order.arrays())
-        token_ids, positions, slots, rows, cu_q, seq_lens, tables = arrays
-        return TokenBatch(
-            token_ids=token_ids,
-            positions=positions,
-            slots=slots,
-            rows=rows,
-            cu_q=cu_q,
-            seq_lens=seq_lens,
-            block_tables=tables,
-            q_lens=cu_q.diff().tolist(),
-            kv_lens=seq_lens.tolist(),
-        )
+        arrays = [torch.from_numpy(np.asarray(each)) for each in self.order.arrays()]
+        return batch_of(arrays, arrays)
 
     def expect(self, whole: bool) -> None:
         """Raises TeamBroken unless a meeting, or what passes between hosts, has come to its end."""

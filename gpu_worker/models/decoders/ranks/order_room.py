@@ -77,18 +77,7 @@ class OrderRoom:
         arrays = on_host = self._arrays(*self._header[1:5].tolist())
         if device.type != "cpu":
             arrays = packed(on_host, device)
-        token_ids, positions, slots, rows, cu_q, seq_lens, tables = arrays
-        return TokenBatch(
-            token_ids=token_ids,
-            positions=positions,
-            slots=slots,
-            rows=rows,
-            cu_q=cu_q,
-            seq_lens=seq_lens,
-            block_tables=tables,
-            q_lens=on_host[4].diff().tolist(),
-            kv_lens=on_host[5].tolist(),
-        )
+        return batch_of(arrays, on_host)
 
     def used_blocks(self) -> set[int]:
         """Of FORWARD."""
@@ -104,6 +93,22 @@ class OrderRoom:
             arrays.append(self._plan[start : start + size].view(dtype).view(shape))
             start += whole_lines(size)
         return arrays
+
+
+def batch_of(arrays: Sequence[Tensor], on_host: Sequence[Tensor]) -> TokenBatch:
+    """The batch of an order: the same arrays on a device and on the host."""
+    token_ids, positions, slots, rows, cu_q, seq_lens, tables = arrays
+    return TokenBatch(
+        token_ids=token_ids,
+        positions=positions,
+        slots=slots,
+        rows=rows,
+        cu_q=cu_q,
+        seq_lens=seq_lens,
+        block_tables=tables,
+        q_lens=on_host[4].diff().tolist(),
+        kv_lens=on_host[5].tolist(),
+    )
 
 
 def whole_lines(num_bytes: int) -> int:
