@@ -272,7 +272,16 @@ async def test_models_that_do_not_hear_say_so_and_this_one_reads_nothing(world, 
     assert json.loads((await ask(**GOOD)).body)["text"]
 
 
+async def test_a_worker_without_memory_for_sounds_says_so(world, tiny, call):
+    runner = load_runner(str(tiny.directory), kv_cache_bytes=1 << 22, block_size=8, swap_bytes=0)
+    await world.start([runner], 1, picture_cache_bytes=0)
+    [model] = await world.client().models()
+    assert not model.takes_speech
+    answer = await call("POST", PATH, form(**GOOD), content_type=f"multipart/form-data; boundary={EDGE}")
+    assert answer.status == 400 and "--picture-cache-bytes: ask another model" in answer.error["message"]
+
+
 async def test_a_model_of_text_refuses_a_sound(world, call):
     await world.start(1, 1)
     answer = await call("POST", PATH, form(**GOOD), content_type=f"multipart/form-data; boundary={EDGE}")
-    assert answer.status == 400 and answer.error["param"] == "model" and "does not hear" in answer.error["message"]
+    assert answer.status == 400 and answer.error["param"] == "model" and "does not hear: ask" in answer.error["message"]
