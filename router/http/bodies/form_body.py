@@ -15,8 +15,8 @@ MAX_BOUNDARY = 70
 PARAMETER = re.compile(r'(?:\s*;)+\s*([^\s=;"]+)=(?:"((?:[^"\\\r\n]|\\.)*)"|([^\s;"]*))')
 HEADER = b"content-disposition"
 # Texts, whatever they look like. Others are numbers, lists or objects, if they are JSON of such.
-TEXTS = ("bad_words", "language", "model", "on_disconnect", "prefix", "prompt", "request_id", "response_format", "stop")
-TEXTS += ("task", "truncation_side")
+TEXTS = {"bad_words", "language", "model", "on_disconnect", "prefix", "prompt", "request_id", "response_format", "stop"}
+TEXTS |= {"task", "truncation_side"}
 
 
 def parse_form(data: bytes, content_type: str, files: tuple[str, ...], unknown_fields: str = REFUSE) -> ClientBody:
