@@ -189,12 +189,13 @@ class _UpProcess:
             print(json.dumps(shown), flush=True)
             return
         async with AsyncClient(current.endpoints, credentials=self._settings.credentials(PeerRole.CLIENT)) as client:
-            has_text, hears = True, False  # unless the router says otherwise; the sample tells what is wrong
+            # Unless the router says otherwise. Without one of its keys nobody knows which calls the model takes.
+            has_text, hears, known = True, False, not self._settings.router.api_keys
             with contextlib.suppress(ServingError):
                 models = await client.models()
                 has_text = all(model.has_tokenizer for model in models)
-                hears = any(model.takes_speech for model in models)
-            print(_banner(current, has_text, hears, self._settings), flush=True)
+                hears, known = any(model.takes_speech for model in models), True
+            print(_banner(current, has_text, hears, self._settings, known), flush=True)
             if hears:
                 print("  sample      none: the model writes down what it hears\n", flush=True)
             elif self._settings.router.api_keys:
@@ -238,7 +239,10 @@ class _UpProcess:
             print(text, file=sys.stderr, flush=True)
 
 
-def _banner(current: state.ClusterState, has_text: bool, hears: bool, wanted: ClusterSettings) -> str:
+def _banner(
+    current: state.ClusterState, has_text: bool, hears: bool, wanted: ClusterSettings, known: bool = True
+) -> str:
+    """What is where. `known`: which calls the model takes."""
     endpoints = ",".join(current.endpoints)
     workers = ", ".join(f"{worker.worker_id} {worker.endpoint}" for worker in current.workers)
     tls = security_flags(wanted, "--tls-ca", "--tls-cert", "--tls-key")
@@ -266,7 +270,7 @@ def _banner(current: state.ClusterState, has_text: bool, hears: bool, wanted: Cl
             f"  page        {', '.join(f'{router.web}/' for router in current.routers)}",
             f"  metrics     {', '.join(f'{web}/metrics' for web in watched)}",
             "",
-            *(calls[1:2] if hears else calls),
+            *((calls[1:2] if hears else calls) if known else ()),
             "",
         ]
     )

@@ -32,7 +32,7 @@ class Speech:
 
     sound: bytes  # of a file of WAV
     language: str = ""  # such as "en"; a model of several languages needs it
-    task: str = ""  # "transcribe", or "translate" into English; empty: the first one
+    task: str = ""  # "transcribe", "translate" into English, or "language": which it is; empty: the first
     previous_text: str = ""  # what was said before
 
 

@@ -13,7 +13,7 @@ PCM, FLOAT, EXTENSIBLE = 1, 3, 0xFFFE
 MODES = {(PCM, 16): "F;16S", (FLOAT, 32): "F;32F"}  # Pillow's names of samples
 SCALES = {PCM: 1 / 32768, FLOAT: 1.0}
 LOWEST, HIGHEST = 8000, 48_000  # samples a second
-TO_THE_END = 0xFFFFFFFF  # bytes, as programs say that write into a pipe
+TO_THE_END = 0x7FFFF000  # bytes, or more, or none, as programs say that write into a pipe
 REMEDY = "make WAV of it, such as by: ffmpeg -i FILE -ar 16000 -ac 1 -c:a pcm_s16le speech.wav"
 OTHERS = {
     b"fLaC": "FLAC",
@@ -88,7 +88,9 @@ def _parts(data: memoryview) -> tuple[SoundFormat, memoryview]:
     while start + 8 <= len(data):
         name, size = bytes(data[start : start + 4]), int.from_bytes(data[start + 4 : start + 8], "little")
         content = data[start + 8 : start + 8 + size]
-        is_whole = len(content) == size or (name == b"data" and size == TO_THE_END)
+        if name == b"data" and not size and not _are_parts(data[start + 8 :]):
+            content, size = data[start + 8 :], TO_THE_END
+        is_whole = len(content) == size or (name == b"data" and size >= TO_THE_END)
         if name == b"data":
             if form is None:
                 raise ValueError(f"has samples before their format: {REMEDY}")
@@ -101,6 +103,20 @@ def _parts(data: memoryview) -> tuple[SoundFormat, memoryview]:
             form = _format(content)
         start += 8 + size + size % 2
     raise ValueError("is damaged or incomplete (it has no samples): send the whole file")
+
+
+def _are_parts(data: memoryview) -> bool:
+    """Whether these are further parts of a file, and no samples."""
+    start = 0
+    while start < len(data):
+        name, size = bytes(data[start : start + 4]), int.from_bytes(data[start + 4 : start + 8], "little")
+        if not (name.isascii() and name.decode("ascii").isprintable()):
+            return False
+        start += 8 + size
+        if start > len(data):
+            return False
+        start += size % 2
+    return True
 
 
 def _format(content: memoryview) -> SoundFormat:

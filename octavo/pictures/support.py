@@ -39,7 +39,8 @@ class PictureSupport:
     def require(self, field: str) -> None:
         """Raises InvalidArgument if the model takes none."""
         if self.refusal:
-            raise InvalidArgument(field, f"{self.refusal}: send text, or ask another model")
+            remedy = "ask another model" if self.is_sound else "send text, or ask another model"
+            raise InvalidArgument(field, f"{self.refusal}: {remedy}")
 
     def size_of(self, height: int, width: int, most_tokens: int) -> tuple[int, int]:
         """Height and width to which a picture of this size is resized: whole cells, and no more than `most_tokens`.

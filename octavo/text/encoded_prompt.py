@@ -35,6 +35,7 @@ class SpeechSupport:
 
     def start_of(self, language: str, task: str, previous: Sequence[int], field: str) -> list[int]:
         """The tokens by which the decoder starts. Raises InvalidArgument for what the model does not know."""
+        language = language.lower()
         before = [self.previous, *previous[-self.max_previous :]] if previous else []
         if task == NAME_LANGUAGE and self.languages:
             if language or previous:

@@ -10,7 +10,7 @@ from octavo.wire import public
 
 # Grows by one with each change that a router or worker of the revision before cannot follow: of protos/octavo/internal,
 # of sampling parameters and of what else a request asks for, which such a worker would ignore.
-INTERNAL_REVISION = 6
+INTERNAL_REVISION = 7
 
 ROLES = {
     WorkerRole.BOTH: worker_pb2.WORKER_ROLE_UNSPECIFIED,

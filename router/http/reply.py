@@ -157,9 +157,9 @@ class Reply:
         body = content if isinstance(content, bytes) else json.dumps(content).encode()
         await self._send_whole(b"application/json", body, status, headers)
 
-    async def send_text(self, text: str) -> None:
+    async def send_text(self, text: str, headers: Any = ()) -> None:
         """Sends a plain text."""
-        await self._send_whole(b"text/plain; charset=utf-8", text.encode())
+        await self._send_whole(b"text/plain; charset=utf-8", text.encode(), headers=headers)
 
     async def _send_whole(self, kind: bytes, body: bytes, status: int = 200, headers: Any = ()) -> None:
         own = [(b"content-type", kind), (b"content-length", b"%d" % len(body))]

@@ -160,7 +160,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
                 limits=limits_to_wire(),
                 has_chat_template=model.tokenizer.has_chat_template,
                 has_tokenizer=model.tokenizer.has_text,
-                takes_speech=model.encoder.speech is not None,
+                takes_speech=model.encoder.speech is not None and not model.pictures.refusal,
                 num_workers=len(model.workers),
                 aliases=self.models.aliases_of(model),
             )

@@ -101,6 +101,8 @@ class SessionOpener:
             except ServingError as error:
                 self._progress.count_refusal(error, self._authorizer.current_tenant())
                 raise
+            if request.HasField("speech"):
+                request.speech.ClearField("sound")  # millions of bytes, and the call may wait for long
             async with session:
                 if is_new:
                     self._context.dispatcher.note_queued()

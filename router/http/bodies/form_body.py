@@ -2,7 +2,6 @@
 
 import json
 import re
-from contextlib import suppress
 from typing import Any
 
 from octavo.request.errors import InvalidArgument
@@ -11,51 +10,82 @@ from router.http.bodies.unknown_fields import REFUSE, ClientBody, shown_name
 
 MAX_PARTS = 64
 MAX_HEADER_BYTES = 4096  # of a part
-BOUNDARY = re.compile(r'multipart/form-data\s*;.*?\bboundary=(?:"([^"\r\n]{1,70})"|([^\s;"]{1,70}))', re.IGNORECASE)
-NAME = re.compile(r'content-disposition:\s*form-data\s*;(?:.*;)?\s*name="([^"\r\n]*)"', re.IGNORECASE)
-TEXTS = ("language", "model", "prompt", "request_id", "response_format", "task")  # whatever they look like
+MAX_JSON_BYTES = 64 * 1024  # of a list or an object
+MAX_BOUNDARY = 70
+PARAMETER = re.compile(r'(?:\s*;)+\s*([^\s=;"]+)=(?:"((?:[^"\\\r\n]|\\.)*)"|([^\s;"]*))')
+HEADER = b"content-disposition"
+# Texts, whatever they look like. Others are numbers, lists or objects, if they are JSON of such.
+TEXTS = {"bad_words", "language", "model", "on_disconnect", "prefix", "prompt", "request_id", "response_format", "stop"}
+TEXTS |= {"task", "truncation_side"}
 
 
 def parse_form(data: bytes, content_type: str, files: tuple[str, ...], unknown_fields: str = REFUSE) -> ClientBody:
-    """The fields of a form. Those named in `files` are bytes; others are what their text is as JSON, or the text.
+    """The fields of a form. Those named in `files` are bytes, and so is what is no text. Others are texts; but numbers,
+    true and false, lists and objects, where no text is meant. What has a name that ends in [] may come several times.
 
     Raises InvalidArgument.
     """
-    found = BOUNDARY.match(content_type)
-    if found is None:
+    boundary = _parameters(content_type, "multipart/form-data").get("boundary", "")
+    if not 0 < len(boundary) <= MAX_BOUNDARY:
         raise InvalidArgument("body", "must be multipart/form-data with a boundary, as curl -F sends it")
-    mark = b"\r\n--" + (found[1] or found[2]).encode("latin-1")
+    mark = b"\r\n--" + boundary.encode("latin-1")
     parts = (b"\r\n" + data).split(mark, MAX_PARTS + 1)
     if len(parts) > MAX_PARTS + 1:
         raise InvalidArgument("body", f"has more than {MAX_PARTS} fields; leave some out")
     if len(parts) < 2 or not parts[-1].startswith(b"--"):
         raise InvalidArgument("body", "is no form, or is cut: send all of it, with its last boundary")
     fields: dict[str, Any] = {}
+    several: dict[str, list[Any]] = {}  # of lists, as forms have them
     for part in parts[1:-1]:
         name, content = _field_of(part)
-        if name in fields:
+        value = content if name in files else _value_of(name, content)
+        if name not in fields:
+            fields[name] = value
+        elif name.endswith("[]"):
+            several.setdefault(name, [fields[name]]).append(value)
+        else:
             raise InvalidArgument(shown_name(name), "is there twice; send it once")
-        fields[name] = content if name in files else _value_of(name, content)
-    return ClientBody(fields, unknown_fields)
+    return ClientBody(fields | several, unknown_fields)
 
 
 def _field_of(part: bytes) -> tuple[str, bytes]:
     head, separator, content = part.partition(b"\r\n\r\n")
     if not separator or len(head) > MAX_HEADER_BYTES:
         raise InvalidArgument("body", "has a field without a head, or with one that is too long")
-    for line in head.decode("utf-8", "replace").split("\r\n"):
-        if named := NAME.match(line):
-            return named[1], content
+    for line in head.split(b"\r\n"):
+        key, _, value = line.partition(b":")
+        if key.strip().lower() == HEADER:
+            name = _parameters(value.decode("utf-8", "replace"), "form-data").get("name")
+            if name is not None:
+                return name, content
     raise InvalidArgument("body", "has a field without a name")
 
 
+def _parameters(text: str, kind: str) -> dict[str, str]:
+    """The parameters of a header of this kind. Where a name comes twice, the first one counts."""
+    said, _, _ = text.partition(";")
+    found: dict[str, str] = {}
+    if said.strip().lower() != kind:
+        return found
+    place = len(said)
+    while each := PARAMETER.match(text, place):
+        found.setdefault(each[1].lower(), each[3] if each[2] is None else each[2])
+        place = each.end()
+    return found
+
+
 def _value_of(name: str, content: bytes) -> Any:
-    """A number, true or false, or a text: forms have texts alone."""
+    """What a field is: forms have texts alone."""
     try:
         text = content.decode()
     except UnicodeDecodeError:
-        raise InvalidArgument(shown_name(name), "is no text in UTF-8") from None
-    if name not in TEXTS:
-        with suppress(ValueError, RecursionError):
-            return json.loads(text, parse_constant=refuse_constant)
-    return text
+        if name in TEXTS:
+            raise InvalidArgument(shown_name(name), "is no text in UTF-8") from None
+        return content
+    if name in TEXTS or len(content) > MAX_JSON_BYTES:
+        return text
+    try:
+        found = json.loads(text, parse_constant=refuse_constant)
+    except (ValueError, RecursionError):
+        return text
+    return text if found is None or isinstance(found, str) else found

@@ -10,11 +10,11 @@ from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
-from octavo.request.errors import DeadlineExceeded
+from octavo.request.errors import Cancelled, DeadlineExceeded
 from octavo.request.ids import new_request_id
 from octavo.text.encoded_prompt import NAME_LANGUAGE, SpeechSupport
 from octavo.v1 import inference_pb2, types_pb2
-from router.http.answer_format import DONE
+from router.http.answer_format import DONE, FINISHES
 from router.http.answers import AnswerService, called, chosen_id, remaining_s, send_stream
 from router.http.bodies.common_fields import AskedAnswer
 from router.http.bodies.form_body import parse_form
@@ -25,6 +25,7 @@ from router.streaming.inference_service import whole_answer
 from router.streaming.prompts.chat_threads import run_aside
 from router.streaming.session import Session
 
+FINISH_HEADER = b"x-octavo-finish-reason"  # of a plain text, which cannot say it
 # Where the form has what the request has.
 PLACES = {
     "speech": "model",
@@ -45,14 +46,17 @@ class TranscriptionEndpoint:
         reply = Reply(send, called(scope))
         reply.request_id, reply.places = new_request_id(), PLACES
         async with reply:
-            body = await self.service.bodies.read(scope, receive)
-            kind = header_of(scope, b"content-type")
-            asked, shown = await run_aside(len(body), lambda: self._read(body, kind, reply))
+            asked, shown = await self._receive(scope, receive, reply)
             if not asked.chosen_id and (name := chosen_id(scope)):
                 asked.request.request_id, asked.chosen_id = name, True
             reply.name_request(asked.request.request_id)
             asked.called = called(scope)
             await self._answer(asked, shown, remaining_s(scope), reply)
+
+    async def _receive(self, scope: Scope, receive: Receive, reply: Reply) -> tuple[AskedAnswer, str]:
+        """What the body asks for. The body itself is not kept: many calls wait for long."""
+        body, kind = await self.service.bodies.read(scope, receive), header_of(scope, b"content-type")
+        return await run_aside(len(body), lambda: self._read(body, kind, reply))
 
     def _read(self, body: bytes, kind: str, reply: Reply) -> tuple[AskedAnswer, str]:
         fields = parse_form(body, kind, (FILE,), self.service.unknown_fields)
@@ -99,11 +103,21 @@ class TranscriptionEndpoint:
             await send_stream(session, reply, form.deltas, form.end)
             return
         answer = await whole_answer(session)
-        text = answer.outputs[0].text.strip()
+        text, finish = _whole_text(answer.outputs[0])
         if shown == FORMATS[0]:
-            await reply.send_object({"text": text, "usage": form.usage(answer.usage)})
+            await reply.send_object({"text": text, "finish_reason": finish, "usage": form.usage(answer.usage)})
         else:
-            await reply.send_text(f"{text}\n")
+            await reply.send_text(f"{text}\n", [(FINISH_HEADER, finish.encode())])
+
+
+def _whole_text(output: inference_pb2.Output) -> tuple[str, str]:
+    """The text, and why it ends. Raises what has ended it too early: it would look like all that is said."""
+    match output.finish_reason:
+        case types_pb2.FINISH_REASON_CANCELLED:
+            raise Cancelled("the request was cancelled")
+        case types_pb2.FINISH_REASON_DEADLINE:
+            raise DeadlineExceeded("the deadline passed before all was written down: give more time")
+    return output.text.lstrip(), FINISHES[output.finish_reason] or ""
 
 
 @dataclass(slots=True)
@@ -112,9 +126,12 @@ class TranscriptionFormat:
 
     num_positions: int  # tokens of the prompt that stand for the sound
     _parts: list[str] = field(default_factory=list)
+    _finish: str | None = None
 
     def deltas(self, events: Sequence[inference_pb2.GenerateEvent]) -> bytes:
         text = "".join(event.text for event in events)
+        for event in events:
+            self._finish = FINISHES[event.finish_reason] or self._finish
         if not self._parts:
             text = text.lstrip()  # a text of these models begins with a space
         if not text:
@@ -125,7 +142,7 @@ class TranscriptionFormat:
 
     def end(self, usage: types_pb2.Usage) -> bytes:
         done = {"type": "transcript.text.done", "text": "".join(self._parts), "usage": self.usage(usage)}
-        return _event(done) + DONE
+        return _event(done | {"finish_reason": self._finish}) + DONE
 
     def usage(self, usage: types_pb2.Usage) -> dict[str, Any]:
         sound = self.num_positions

@@ -74,7 +74,7 @@ class PicturePrompts:
         known = model.encoder.speech
         with self.tally.refusing("model"):
             if known is None:
-                raise InvalidArgument("speech", f"{model.name} does not hear: send text, or ask another model")
+                raise InvalidArgument("speech", f"{model.name} does not hear: ask another model")
             model.pictures.require("speech")
         tokens = await _tokens_before(speech.previous_text, model)
         start = known.start_of(speech.language, speech.task, tokens, "speech")

@@ -1,7 +1,6 @@
 """The two ends of a prompt: the tokens that a tokenizer puts before it, and how much of a long one is kept."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from octavo.request import limits
 from octavo.request.errors import InvalidArgument
@@ -39,12 +38,16 @@ def refuse_unspoken(request: inference_pb2.GenerateRequest, model: ServedModel) 
 def naming_language(
     params: SamplingParams, request: inference_pb2.GenerateRequest, model: ServedModel
 ) -> SamplingParams:
-    """The parameters of a request that asks which language is spoken: its output is the token of one."""
+    """The parameters of a request that asks which language is spoken: its output is the token of one.
+
+    Of those that the client and the model have for a text, only how it is drawn and reported is left.
+    """
     known = model.encoder.speech
     if known is None or request.speech.task != NAME_LANGUAGE:
         return params
     languages = tuple(sorted(known.languages.values()))
-    return replace(params, max_tokens=1, min_tokens=0, allowed_token_ids=languages, skip_special_tokens=False)
+    kept = {name: getattr(params, name) for name in ("n", "temperature", "seed", "logprobs")}
+    return SamplingParams(**kept, max_tokens=1, allowed_token_ids=languages, skip_special_tokens=False)
 
 
 def with_beginning(token_ids: list[int], request: Prompted, model: ServedModel) -> list[int]:

@@ -149,9 +149,13 @@ async def test_a_model_that_hears_gets_a_sound_and_the_tokens_that_say_what_to_w
     other = (await preparer.prepare(asked(spoken(task="translate", previous_text=" abcd\n")))).new
     assert other.prompt == [*[9] * 50, 7, *b"bcd", 5, 2, 4, 6]
     assert (other.salt, other.pictures) == (new.salt, new.pictures), "they share the blocks of what is heard"
-    naming = await preparer.prepare(asked(spoken(language="", task="language"), sampling={"max_tokens": 9}))
+    naming = await preparer.prepare(
+        asked(spoken(language="", task="language"), sampling={"max_tokens": 9, "banned_token_ids": [1, 2]})
+    )
     params = sampling_from_bytes(naming.new.sampling)
     assert naming.new.prompt == [*[9] * 50, 5] and (params.max_tokens, params.allowed_token_ids) == (1, (1, 2))
+    assert not params.banned_token_ids, "those of a text do not count"
+    assert (await preparer.prepare(asked(spoken(language="DE")))).new.prompt == new.prompt
     support.check_sequence(naming.new.prompt, naming.new.salt, params)
     for speech, field in (
         (spoken(task="language"), "speech.task"),
