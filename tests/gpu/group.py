@@ -4,9 +4,11 @@ import json
 import statistics
 import tempfile
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from safetensors.torch import save_file
@@ -112,9 +114,11 @@ def compare(t: Target, folder: Path, form: Form, batch_invariant: bool) -> tuple
         "cuda_graphs": "off",
         "threads": 1,
     }
-    if t.rehearsal:
-        loading.choose_ops = lambda *_: rehearsal_ops("simulator", 1, batch_invariant)  # type: ignore[assignment]
-    alone = loading.load_runner(str(folder), **options)
+    with ExitStack() as stack:
+        if t.rehearsal:
+            rehearsed = rehearsal_ops("simulator", 1, batch_invariant)
+            stack.enter_context(patch.object(loading, "choose_ops", lambda *_: rehearsed))
+        alone = loading.load_runner(str(folder), **options)
     expected = said(alone)
     alone.close()
     group = load_group(str(folder), ranks=2, patience_s=60.0, rehearsal="simulator" if t.rehearsal else "", **options)

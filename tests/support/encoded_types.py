@@ -1,13 +1,20 @@
 """Tiny models with an encoder, one or more for each `model_type` that is served: in memory for reference, on disk."""
 
 import json
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import tokenizers
 import torch
 import transformers
 from folder_llama import save_noisy
+from same_bits import Engine
 from tokenizers import processors
+
+from gpu_worker.running.model_runner import ModelRunner
+from octavo.request.sampling import SamplingParams
 
 IDS = {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2, "decoder_start_token_id": 2}
 BART = {
@@ -107,3 +114,21 @@ class TinyEncoded:
         options |= {"eos_token_id": None, "use_cache": False, "forced_eos_token_id": None, **given}
         found = self.model.generate(input_ids=torch.tensor([encoded]), **options)[0].tolist()
         return found[len(self.start) :][:count]
+
+
+def engine_of(runner: ModelRunner, **config: Any) -> Engine:
+    return Engine(runner=runner, **{"max_batch_tokens": 64, "max_batch_sequences": 16, **config})
+
+
+def check_branches_and_beams(answers: Callable[..., list[list[int]]], generate: Callable[..., list[int]]) -> None:
+    """`answers` are those of an engine to sampling parameters; `generate` is Transformers' own, up to some tokens."""
+    greedy = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
+    several = SamplingParams(temperature=1.0, seed=7, n=3, max_tokens=12, ignore_eos=True)
+    drawn = answers(several)
+    assert len(set(map(tuple, drawn))) == 3
+    for speculation in ("off", "lookup"):
+        assert answers(several, speculation=speculation, prefix_caching=False) == drawn
+    [best] = answers(SamplingParams(beam_width=3, n=1, max_tokens=6, ignore_eos=True))
+    assert best == generate(6, num_beams=3, early_stopping=True, length_penalty=1.0)
+    [penalized] = answers(replace(greedy, repetition_penalty=1.7))
+    assert penalized == generate(20, repetition_penalty=1.7) != answers(greedy)[0]

@@ -6,11 +6,10 @@ from dataclasses import replace
 
 import pytest
 from effort import diagonal, some
-from encoded_types import ENCODED_TYPES, TinyEncoded
+from encoded_types import ENCODED_TYPES, TinyEncoded, check_branches_and_beams, engine_of
 from same_bits import FAULTS, Engine, Engines, draw_cases
 
 from gpu_worker.ops import native
-from gpu_worker.running.model_runner import ModelRunner
 from octavo.request.errors import BadModel, InvalidArgument
 from octavo.request.sampling import SamplingParams
 
@@ -36,10 +35,6 @@ def encoded(tmp_path_factory) -> Callable[[str], TinyEncoded]:
 def text(length: int, seed: int = 0) -> list[int]:
     rng = random.Random(seed)
     return [rng.randrange(3, 250) for _ in range(length)]
-
-
-def engine_of(runner: ModelRunner, **config) -> Engine:
-    return Engine(runner=runner, **{"max_batch_tokens": 64, "max_batch_sequences": 16, **config})
 
 
 def outputs_of(engine: Engine, prompts: dict[str, list[int]], params=GREEDY) -> dict[str, list[int]]:
@@ -110,15 +105,7 @@ def test_branches_beams_and_penalties(name, encoded, load):
         engine.finish(10_000)
         return [engine.tokens[f"a.{branch}"] for branch in range(params.n)]
 
-    several = SamplingParams(temperature=1.0, seed=7, n=3, max_tokens=12, ignore_eos=True)
-    drawn = answers(several)
-    assert len(set(map(tuple, drawn))) == 3
-    for speculation in ("off", "lookup"):
-        assert answers(several, speculation=speculation, prefix_caching=False) == drawn
-    [best] = answers(SamplingParams(beam_width=3, n=1, max_tokens=6, ignore_eos=True))
-    assert best == model.generate(read, 6, num_beams=3, early_stopping=True, length_penalty=1.0)
-    [penalized] = answers(replace(GREEDY, repetition_penalty=1.7))
-    assert penalized == model.generate(read, 20, repetition_penalty=1.7) != answers(GREEDY)[0]
+    check_branches_and_beams(answers, lambda most, **options: model.generate(read, most, **options))
 
 
 def test_what_is_not_served_is_refused_by_name(encoded, load, tmp_path, monkeypatch):

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import transformers
 from effort import diagonal
-from same_bits import FAULTS, Engine, Engines, draw_cases
+from encoded_types import check_branches_and_beams, engine_of
+from same_bits import FAULTS, Engines, draw_cases
 from spoken_types import DE, EN, NO_TIMES, POSITIONS, PREVIOUS, START, TRANSCRIBE, TRANSLATE, TinySpeech, said
 
 from gpu_worker.models.through_transformers.log_mel import log_mel
@@ -39,10 +40,6 @@ def prompt_of(runner: ModelRunner, language="en", task="", previous=()) -> list[
     encoder = runner.info.encoder
     start = encoder.speech.start_of(language, task, previous, "speech")
     return [encoder.speech.placeholder] * encoder.max_encoded + start
-
-
-def engine_of(runner: ModelRunner, **config) -> Engine:
-    return Engine(runner=runner, **{"max_batch_tokens": 64, "max_batch_sequences": 16, **config})
 
 
 @pytest.mark.parametrize(("seconds", "most", "bands"), [(30, 30, 80), (7.7, 30, 128), (0.31, 1, 80), (0, 1, 80)])
@@ -149,15 +146,7 @@ def test_branches_and_beams(tiny, load):
         engine.finish(10_000)
         return [engine.tokens[f"a.{branch}"] for branch in range(params.n)]
 
-    several = SamplingParams(temperature=1.0, seed=7, n=3, max_tokens=12, ignore_eos=True)
-    drawn = answers(several)
-    assert len(set(map(tuple, drawn))) == 3
-    for speculation in ("off", "lookup"):
-        assert answers(several, speculation=speculation, prefix_caching=False) == drawn
-    [best] = answers(SamplingParams(beam_width=3, n=1, max_tokens=6, ignore_eos=True))
-    assert best == tiny.generate(samples, 6, num_beams=3, early_stopping=True, length_penalty=1.0)
-    [penalized] = answers(replace(GREEDY, repetition_penalty=1.7))
-    assert penalized == tiny.generate(samples, 20, repetition_penalty=1.7) != answers(GREEDY)[0]
+    check_branches_and_beams(answers, lambda most, **options: tiny.generate(samples, most, **options))
 
 
 def test_a_model_of_english_alone_has_neither_languages_nor_tasks(tmp_path, load):
