@@ -215,12 +215,14 @@ void check::populate_blocks(const TensorRef& arena, std::int64_t first, std::int
 void populate_blocks(const TensorRef& arena, std::int64_t first, std::int64_t end) {
     check::populate_blocks(arena, first, end);
     const Arena all(arena, "arena");
-    constexpr std::int64_t kPage = 4096;
+    constexpr std::uintptr_t kPage = 4096;
     for (std::int64_t layer = 0; layer < all.layers && first < end; ++layer) {
-        const char* stop = all.at(layer, end - 1) + all.bytes;
-        for (char* p = all.at(layer, first); p < stop; p += kPage) {
-            char byte = __atomic_load_n(p, __ATOMIC_RELAXED);  // a write that changes nothing, whoever else writes
-            __atomic_compare_exchange_n(p, &byte, byte, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+        char* p = all.at(layer, first);
+        const auto length = static_cast<std::uintptr_t>(all.at(layer, end - 1) + all.bytes - p);
+        const std::uintptr_t ahead = reinterpret_cast<std::uintptr_t>(p) % kPage;  // blocks may begin inside a page
+        for (std::uintptr_t at = 0; at < length; at = (at + ahead) / kPage * kPage + kPage - ahead) {
+            char byte = __atomic_load_n(p + at, __ATOMIC_RELAXED);  // a write that changes nothing, whoever writes
+            __atomic_compare_exchange_n(p + at, &byte, byte, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
         }
     }
 }
