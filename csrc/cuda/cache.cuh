@@ -85,9 +85,9 @@ __device__ __forceinline__ void write_scaled(const T* from, const Pages& pages, 
     if (top < kInfinity) {
         from_float(fminf(float_of(top) / 127.0F, kLargestHalf), kept);
     }
-    const float inverse = to_float(kept) > 0.0F ? 1.0F / to_float(kept) : 0.0F;
+    const float divisor = to_float(kept);
     for (int d = lane; d < head_dim; d += 32) {
-        const float x = inverse > 0.0F ? to_float(from[d]) * inverse : 0.0F;
+        const float x = divisor > 0.0F ? to_float(from[d]) / divisor : 0.0F;
         from_float(x, static_cast<std::int8_t*>(pages.data)[place + pages.dimension(d)]);
     }
     if (lane == 0) {

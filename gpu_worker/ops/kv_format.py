@@ -65,8 +65,8 @@ def quantize(rows: Tensor) -> tuple[Tensor, Tensor]:
     wide = rows.float()
     tops = wide.abs().amax(-1)
     scales = (tops / LARGEST_INT).clamp(max=LARGEST_SCALE).where(tops.isfinite(), torch.nan).half()
-    factors = torch.where(scales > 0, 1 / scales.float(), 0)[..., None]
-    return (wide * factors).round().clamp(-LARGEST_INT, LARGEST_INT).nan_to_num().to(torch.int8), scales
+    divisors = torch.where(scales > 0, scales.float(), torch.inf)[..., None]  # with 1 / scale, ties would go astray
+    return (wide / divisors).round().clamp(-LARGEST_INT, LARGEST_INT).nan_to_num().to(torch.int8), scales
 
 
 def encode(rows: Tensor, dtype: torch.dtype) -> Tensor:

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gpu_worker.ops import AttentionOptions, TokenBatch, choose_ops, kv_format, make_batch
@@ -32,6 +32,7 @@ def step(q_lens: list[int], kv_lens: list[int], tables: list[list[int]]) -> Toke
 
 @kinds
 @settings(max_examples=15, deadline=None)
+@example(seed=26355)  # of int8 a number halfway between two, which 1 / scale took to the other one
 @given(seed=st.integers(0, 2**32 - 1))
 def test_native_ops_are_the_reference(kind, seed):
     """Where native attention multiplies in bfloat16, each weight of a value is off by 2^-8 of itself at most."""
