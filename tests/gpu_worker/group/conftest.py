@@ -15,8 +15,10 @@ import random_models
 from folder_llama import folder_llama, save_bytes_tokenizer
 from guard.processes import exists, lasting
 from live.network_hosts import network_hosts, run, why_none
+from live.nursery import NurseryProcess, NurseryRank
 from live.process import Process, wait_until
 
+from gpu_worker.group import device_group, loading
 from gpu_worker.group.group_runner import GroupRunner
 from gpu_worker.group.hosts.host_streams import HostPlace, HostStreams, meet_hosts
 from gpu_worker.group.loading import load_group
@@ -57,8 +59,10 @@ def folders(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[
 
 
 @pytest.fixture
-def group(folder: Path) -> Iterator[Callable[..., GroupRunner]]:
+def group(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., GroupRunner]]:
     """Starts a group of so many ranks. No rank is left when the test ends."""
+    for module in (loading, device_group):
+        monkeypatch.setattr(module, "RankProcess", NurseryRank)
     with ExitStack() as stack:
 
         def start(ranks: int, patience_s: float = 20.0, model: Path = folder, **options: object) -> GroupRunner:
@@ -93,7 +97,7 @@ class OtherHost:
         program = [sys.executable, "-m", "gpu_worker", "--launcher", "torchrun", *flags]
         for host in range(1, hosts):
             command = self.command(["/usr/bin/env", *words, f"RANK={host}", *program])
-            self.programs.append(Process("follower", command, self.directory / f"follower{host}.log", ROOT))
+            self.programs.append(NurseryProcess("follower", command, self.directory / f"follower{host}.log", ROOT))
             self.programs[-1].start()
         return HostPlace(0, hosts, Endpoint(self.address, port))
 

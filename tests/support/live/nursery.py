@@ -1,28 +1,33 @@
 """Routers and workers that begin within a moment, because a process that has imported everything forks them.
 
-A program needs most of a second to import what it is made of, and a test run starts hundreds. `python -m live.nursery`
-reads a line of JSON for each and answers with the id of its process, an orphan that this process adopts (`guard.hooks`)
-and so learns how it ends. What `python -m router` does by itself, the tests of `octavo up` show.
+A program needs a second or two to import what it is made of, and a test run starts hundreds. `python -m live.nursery`
+reads a message of JSON for each, with descriptors for it, and answers with the id of its process, an orphan that this
+process adopts (`guard.hooks`) and so learns how it ends. What `python -m router` does by itself, the tests of
+`octavo up` show, and those of groups that die what a rank does.
 """
 
 import ctypes
+import fcntl
 import functools
 import gc
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from runpy import run_module
+from typing import IO
 
 from guard.processes import forever
 from live.process import SPAWNER, Process, wait_until
 
+from gpu_worker.group.rank_process import RankProcess
 from octavo.process.launcher import PR_SET_PDEATHSIG
 
 SUPPORT = Path(__file__).resolve().parents[1]
@@ -33,14 +38,17 @@ MODULES = (
     "octavo.settings.loading",
     "router.program",
     "gpu_worker.serving.process.program",
+    "gpu_worker.group.rank_service",
 )
+MOST_BYTES, MOST_DESCRIPTORS, HIGH = 1 << 17, 64, 512  # of a message; descriptors from HIGH on are nobody's
 
 
 class Child:
-    """What has been forked, with the methods of subprocess.Popen that tests use."""
+    """What has been forked, with the methods of subprocess.Popen that are used."""
 
-    def __init__(self, pid: int) -> None:
+    def __init__(self, pid: int, stdout: IO[bytes] | None = None) -> None:
         self.pid = pid
+        self.stdout = stdout
         self._code: int | None = None
         self._lock = threading.Lock()
 
@@ -67,27 +75,40 @@ class Nursery:
     """The process that forks. It ends with this one."""
 
     def __init__(self) -> None:
-        command = [sys.executable, "-m", "live.nursery"]
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         environment = {**os.environ, "PYTHONPATH": str(SUPPORT)}
         self._lock = threading.Lock()
         self._popen = SPAWNER.submit(
-            subprocess.Popen, command, env=environment, cwd=SUPPORT.parent.parent, **pipes
+            subprocess.Popen,
+            [sys.executable, "-m", "live.nursery"],
+            stdin=theirs,
+            env=environment,
+            cwd=SUPPORT.parent.parent,
         ).result()
+        theirs.close()
 
     @property
     def pid(self) -> int:
         return self._popen.pid
 
-    def begin(self, command: Sequence[str], log: Path, folder: Path) -> Child:
-        """The process of a command that begins as `python -m module`."""
+    def begin(self, command: Sequence[str], log: Path, folder: Path, given: Mapping[int, int] | None = None) -> Child:
+        """The process of a command: nsenter into a network and env, if so, and `python -m module`.
+
+        `given`: what its descriptors are here.
+        """
+        network, environment, there = "", dict(os.environ), dict(given or {})
+        if command[0].endswith("nsenter"):
+            network, command = command[1].removeprefix("--net="), command[3:]
+        if command[0].endswith("env"):
+            command = command[1:]
+            while "=" in command[0]:
+                name, _, environment[name] = command[0].partition("=")
+                command = command[1:]
         _, _, module, *arguments = command
         with self._lock:
-            assert self._popen.stdin is not None and self._popen.stdout is not None
-            asked = [os.getpid(), module, arguments, str(log), str(folder), dict(os.environ)]
-            self._popen.stdin.write(json.dumps(asked) + "\n")
-            self._popen.stdin.flush()
-            return Child(int(self._popen.stdout.readline()))
+            asked = [os.getpid(), module, arguments, str(log), str(folder), network, environment, list(there)]
+            socket.send_fds(self._socket, [json.dumps(asked).encode()], list(there.values()))
+            return Child(int(self._socket.recv(32)))
 
 
 @functools.cache
@@ -106,12 +127,29 @@ class NurseryProcess(Process):
         self._popen = nursery().begin(self._command, self.log, self._cwd)
 
 
+class NurseryRank(RankProcess):
+    """A rank of a group from there."""
+
+    def start(self) -> None:
+        reader, writer = os.pipe()
+        command = [sys.executable, "-m", "gpu_worker.group.rank", self._task.to_json()]
+        given = {1: writer, **{number: number for number in self._task.descriptors}}
+        child = nursery().begin(command, Path(os.devnull), Path.cwd(), given)
+        os.close(writer)
+        child.stdout = os.fdopen(reader, "rb")
+        self._process = child  # type: ignore[assignment]  # a Popen in all that it uses
+
+
 def main() -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     for module in MODULES:
         import_module(module)
     gc.freeze()  # so that no collection in a child touches, and copies, what they share
-    for line in sys.stdin:
+    asking = socket.socket(fileno=os.dup(0))
+    while True:
+        message, given, _, _ = socket.recv_fds(asking, MOST_BYTES, MOST_DESCRIPTORS)
+        if not message:
+            return
         reader, writer = os.pipe()
         between = os.fork()
         if between == 0:
@@ -120,12 +158,12 @@ def main() -> None:
                 os.write(writer, str(program).encode())
                 os._exit(0)
             _wait_for_adoption(between)
-            _become(*json.loads(line))
+            _become(given, *json.loads(message))
             return
         os.waitpid(between, 0)  # from here on the program is an orphan
-        print(os.read(reader, 32).decode(), flush=True)
-        os.close(reader)
-        os.close(writer)
+        asking.send(os.read(reader, 32))
+        for descriptor in (reader, writer, *given):
+            os.close(descriptor)
 
 
 def _wait_for_adoption(between: int) -> None:
@@ -133,17 +171,36 @@ def _wait_for_adoption(between: int) -> None:
         time.sleep(0.0005)
 
 
-def _become(parent: int, module: str, arguments: list[str], log: str, folder: str, environment: dict[str, str]) -> None:
+def _become(
+    given: Sequence[int],
+    parent: int,
+    module: str,
+    arguments: list[str],
+    log: str,
+    folder: str,
+    network: str,
+    environment: dict[str, str],
+    numbers: list[int],
+) -> None:
     """Turns this process into the program, which dies with its parent."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         sys.exit("nobody has adopted this process: tests/support/guard/hooks.py does")
     os.setsid()
     os.chdir(folder)
+    if network:
+        namespace = os.open(network, os.O_RDONLY)
+        if ctypes.CDLL(None).setns(namespace, 0):
+            sys.exit(f"{network} cannot be entered")
+        os.close(namespace)
     written = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     for stream in (1, 2):
         os.dup2(written, stream)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    moved = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, HIGH) for descriptor in given]
+    for descriptor, number in zip(moved, numbers, strict=True):
+        os.dup2(descriptor, number)
+        os.close(descriptor)
     os.environ.clear()
     os.environ.update(environment)
     sys.argv = [module, *arguments]
