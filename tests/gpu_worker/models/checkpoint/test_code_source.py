@@ -93,7 +93,8 @@ def test_a_model_in_codes_is_the_model_of_their_values(model, name, tiny, load, 
     runner, automatic = load(tmp_path / "codes", quantization="none"), load(tmp_path / "codes")
     kept = KEPT[name] if "native" in runner.info.numerics else FLOATS
     expected = all_logits(plain, PROMPT)
-    assert difference(all_logits(runner, PROMPT), expected) <= (0.0 if kept == FLOATS else 1e-4)
+    floats = kept == FLOATS and "+q4" not in runner.info.numerics  # the columns of a small matrix may lie in order
+    assert difference(all_logits(runner, PROMPT), expected) <= (0.0 if floats else 1e-4)
     outputs = greedy(runner, PROMPTS, 16)
     assert outputs == greedy(plain, PROMPTS, 16)
     if kept != FLOATS and model == "llama-wide":
