@@ -19,7 +19,8 @@ import sys
 from gpu_worker.group.rank_service import serve
 for told in sys.stdin:
     serve(told, sys.stdout)
-    print("done", flush=True)
+    sys.stdout.write("done\\n")  # at once: threads of earlier groups write lines, too
+    sys.stdout.flush()
 """
 MOST_GROUPS = 96
 PATIENCE_S = 60.0  # for a rank that loads its model meanwhile
