@@ -9,8 +9,8 @@ from redis.exceptions import ReadOnlyError, ResponseError
 from octavo.store.redis_connections import KeptConnection
 
 LIBRARY = """#!lua name=kept
-server.register_function('kept_echo', function(keys, args) return args[1] end)
-server.register_function('kept_demoted', function() return redis.error_reply('READONLY as a replica') end)
+redis.register_function('kept_echo', function(keys, args) return args[1] end)
+redis.register_function('kept_demoted', function() return redis.error_reply('READONLY as a replica') end)
 """
 
 
