@@ -121,6 +121,7 @@ def _input_columns(quantization: Mapping[str, Any], tile: tuple[int, int] | None
         return None
     size = inputs.get("group_size")
     group = size if type(size) is int and size > 0 and size % COLUMNS == 0 else None
+    by_strategy: dict[tuple[Any, Any], int | None]
     by_strategy = {(True, "token"): 0, (True, "group"): group, (False, "tensor"): STATIC}
     return by_strategy.get((inputs.get("dynamic", False), inputs.get("strategy")))
 

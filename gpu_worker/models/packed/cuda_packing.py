@@ -25,8 +25,9 @@ def stacks(
         kept = None if names[0] in OUTER else _kept(source, checkpoint, names, shapes)
         if kept is None:
             return checkpoint.read_stacked(names, shapes)
-        fits = rounds_inputs and isinstance(source, Fp8Source)
-        return replace(kept, inputs=source.input_rounding(names)) if fits else kept
+        if rounds_inputs and isinstance(source, Fp8Source):
+            return replace(kept, inputs=source.input_rounding(names))
+        return kept
 
     return matrix
 

@@ -138,8 +138,8 @@ def packed_case(rng: Any) -> None:
 
 
 def fp8_case(rng: Any) -> None:
-    """Inputs are rounded as torch rounds them, to the byte; products are near float64's of the rounded numbers, and
-    have the same bits in any company."""
+    """Inputs are rounded as torch rounds them, to the byte; products (linear_fp8, as the worker calls it) are near
+    float64's of the rounded numbers, and have the same bits in any company."""
     import torch
 
     from gpu_worker.ops.cuda_weights import InputRounding, pack_e4m3
