@@ -300,6 +300,8 @@ PYBIND11_MODULE(OCTAVO_MODULE, module) {
     module.def("device_count", &device_count, "How many CUDA devices there are; 0 without a driver.");
     module.def("unsupported", &unsupported, py::arg("device"),
                "Why the kernels cannot run on a device: it, or the driver, is too old. Empty: they can.");
+    module.def("multiplies_fp8", &multiplies_fp8, py::arg("device"),
+               "Whether the kernels that run on a device can multiply fp8 (linear_fp8).");
     py::register_local_exception<octavo::ArgumentError>(module, "ArgumentError", PyExc_ValueError);
     module.def("take_fault", &take_fault,
                "What kernels that have ended found wrong with numbers on the device (its argument, and the problem), "
@@ -324,6 +326,8 @@ PYBIND11_MODULE(OCTAVO_MODULE, module) {
     OCTAVO_OP(silu_and_mul, "(out, x, stream)");
     OCTAVO_OP(linear, "(out, x, weight, bias, stream)");
     OCTAVO_OP(linear_packed, "(out, x, weight, format, bias, stream)");
+    OCTAVO_OP(round_inputs, "(out, x, group, scale, stream)");
+    OCTAVO_OP(linear_fp8, "(out, x, weight, bias, stream)");
     OCTAVO_OP(sample, "(ids, logits, temperature, top_k, top_p, min_p, filters, seed, branch, index, stream)");
     OCTAVO_OP(penalize, "(logits, offsets, ids, counts, bias, repetition, presence, frequency, stream)");
     OCTAVO_OP(logprobs, "(chosen, values, tokens, logits, ids, stream)");

@@ -85,6 +85,14 @@ void linear(const TensorRef& out, const TensorRef& x, const TensorRef& weight, c
 // (linear_weights.cuh says how each lies). Columns are a multiple of 8. The bits are those of the decoded matrix.
 void linear_packed(const TensorRef& out, const TensorRef& x, const TensorRef& weight, const std::string& format,
                    const TensorRef& bias, StreamHandle stream);
+// Rounds x [tokens, columns], in 16 bits, to e4m3 for linear_fp8: out uint8 [tokens, 80 for each 64 columns]
+// (linear_fp8.cuh says how it lies). `group` columns share a scale, a multiple of 64; 0: all of a token. The scale is
+// the group's largest number / 448, or `scale` where that is not 0, and larger numbers then become 448 times it.
+void round_inputs(const TensorRef& out, const TensorRef& x, std::int64_t group, float scale, StreamHandle stream);
+// out [tokens, rows], in 16 bits, = x weight^T + bias, with x of round_inputs and a packed matrix "e4m3". A token's
+// bits do not depend on the others. NaN where the device does not multiply e4m3 (multiplies_fp8).
+void linear_fp8(const TensorRef& out, const TensorRef& x, const TensorRef& weight, const TensorRef& bias,
+                StreamHandle stream);
 // ids int64 [n]: -1 where logits [n, vocabulary] have NaN, +inf or nothing finite. temperature 0: the highest logit,
 // the lowest id among equals. Else the draw of (seed; branch, index), with top_k (0: off), top_p, min_p and filters
 // float32 [n, filters::kColumns] (octavo/filters.h).

@@ -2,11 +2,13 @@
 
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <iterator>
 #include <sstream>
 #include <string>
+#include <utility>
 
 #include "arch/simt.h"
 #include "common/fault.cuh"
@@ -36,22 +38,26 @@ enum class KernelState {
 
 // Machine code runs on devices of the same major version and of no lower minor version; PTX, on all that are not older.
 // With an `a`, both run on that very capability alone. -real is machine code alone, -virtual PTX alone.
-KernelState kernel_state(int capability) {
-    KernelState found = KernelState::kNone;
+// The second is the capability that the kernels were made for.
+std::pair<KernelState, int> kernels_on(int capability) {
+    std::pair<KernelState, int> found{KernelState::kNone, 0};
     std::istringstream all(OCTAVO_CUDA_ARCHITECTURES);
     for (std::string one; std::getline(all, one, ',');) {
         const std::size_t dash = std::min(one.find('-'), one.size());
         const std::string name = one.substr(0, dash), kind = one.substr(dash);
         const int number = std::stoi(name);
         const bool alone = name.back() == 'a', later = alone ? capability == number : capability >= number;
-        if (kind != "-virtual" && later && capability / 10 == number / 10) {
-            return KernelState::kThere;
-        }
-        if (kind != "-real" && later) {
-            found = KernelState::kMadeByDriver;
+        const bool there = kind != "-virtual" && later && capability / 10 == number / 10;
+        if (there || (kind != "-real" && later)) {
+            found = std::max(found, {there ? KernelState::kThere : KernelState::kMadeByDriver, number});
         }
     }
     return found;
+}
+
+int capability_of(int device) {
+    return 10 * attribute(cudaDevAttrComputeCapabilityMajor, device) +
+           attribute(cudaDevAttrComputeCapabilityMinor, device);
 }
 
 }  // namespace
@@ -79,10 +85,10 @@ std::string unsupported(int device) {
     if (device >= count) {
         return "";
     }
-    const int major = attribute(cudaDevAttrComputeCapabilityMajor, device);
-    const int minor = attribute(cudaDevAttrComputeCapabilityMinor, device);
-    const std::string name = "device " + std::to_string(device) + " has compute capability " + text_of(major, minor);
-    switch (kernel_state(10 * major + minor)) {
+    const int capability = capability_of(device);
+    const std::string name =
+        "device " + std::to_string(device) + " has compute capability " + text_of(capability / 10, capability % 10);
+    switch (kernels_on(capability).first) {
         case KernelState::kThere:
             return "";
         case KernelState::kMadeByDriver:
@@ -92,6 +98,8 @@ std::string unsupported(int device) {
             return name + ", which is too old: the kernels were built for " OCTAVO_CUDA_ARCHITECTURES;
     }
 }
+
+bool multiplies_fp8(int device) { return CUDART_VERSION >= 12040 && kernels_on(capability_of(device)).second >= 89; }
 
 bool fits_shared(std::size_t bytes) {
     constexpr std::size_t kEverywhere = 48 * 1024;

@@ -13,6 +13,9 @@ int device_count();
 // driver at all. Asks neither for a context nor for memory of the device.
 std::string unsupported(int device);
 
+// Whether the kernels that run on a device multiply numbers of 8 bits (multiply_add_e4m3): those made for 8.9 or later.
+bool multiplies_fp8(int device);
+
 // Whether a thread block of the current device may have so many bytes of shared memory.
 bool fits_shared(std::size_t bytes);
 

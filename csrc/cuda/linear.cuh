@@ -37,11 +37,11 @@ template <typename Weight>
 struct LinearParams {
     using T = typename Weight::T;
     T* out;
-    const T* x;
+    const typename Weight::Input* x;
     Weight weight;
     const T* bias;  // or null
     std::int64_t out_stride, x_stride;
-    int tokens, rows, columns;
+    int tokens, rows, columns, x_columns;
     bool whole_out;  // two neighbours lie at a multiple of 4 bytes
     Tiling tiling;
 };
@@ -55,7 +55,8 @@ struct Linear {
     static constexpr int kWarpChunks = kChunks / kRowWarps;
     static constexpr int kPairs = kTokens / kTokenWarps / 16;                 // of 8 tokens, of a warp
     static constexpr int kWeightPieces = kChunks * Weight::kChunkBytes / 16;  // copies of a step
-    static constexpr int kInputPieces = kTokens * kChunkColumns / 8;
+    static constexpr int kTokenPieces = Weight::kTokenBytes / 16;
+    static constexpr int kInputPieces = kTokens * kTokenPieces;
     static constexpr int kStageBytes = 16 * (kWeightPieces + kInputPieces);
     static constexpr std::size_t kShared = std::size_t{kStages} * kStageBytes;
     static_assert(kChunks % kRowWarps == 0 && kTokens % (16 * kTokenWarps) == 0 && kTokensTogether % kTokens == 0);
@@ -104,9 +105,11 @@ struct Linear {
             unsigned char* inputs = stage + 16 * kWeightPieces;
 #pragma unroll
             for (int i = thread; i < kInputPieces; i += kThreads) {
-                const int row = i / 8, piece = i % 8, token = at.token + row, from = column + 8 * piece;
-                const bool there = token < p.tokens && from < p.columns;
-                copy_async16(inputs + tile_offset<2 * kChunkColumns>(row, piece),
+                constexpr int kEach = 16 / static_cast<int>(sizeof(typename Weight::Input));
+                const int row = i / kTokenPieces, piece = i % kTokenPieces, token = at.token + row;
+                const int from = kEach * (at.step * kTokenPieces + piece);
+                const bool there = token < p.tokens && from < p.x_columns;
+                copy_async16(inputs + input_offset<Weight::kTokenBytes>(row, piece),
                              there ? p.x + token * p.x_stride + from : p.x, there);
             }
         }
@@ -114,11 +117,44 @@ struct Linear {
     }
 };
 
+template <typename L>
+using LinearSums = float[L::kWarpChunks][2 * L::kPairs][4];
+
+// How a step is added: by the kind of weights.
+template <typename L, typename Weight>
+struct LinearStep {
+    // Adds its 64 columns. chunk, token: the first of this warp in the tile.
+    __device__ __forceinline__ static void add(const Weight& weight, const unsigned char* stage, int chunk, int token,
+                                               LinearSums<L>& sums) {
+        const int lane = static_cast<int>(threadIdx.x) % 32;
+        const unsigned char* inputs = stage + 16 * L::kWeightPieces;
+#pragma unroll
+        for (int k = 0; k < kChunkColumns / 16; ++k) {
+            std::uint32_t x[L::kPairs][4];  // 16 tokens: columns 0-7 and 8-15 of the first 8, then of the others
+#pragma unroll
+            for (int n = 0; n < L::kPairs; ++n) {
+                const int row = token + 16 * n + lane / 16 * 8 + lane % 8;
+                load_matrices(x[n], inputs + input_offset<Weight::kTokenBytes>(row, 2 * k + lane / 8 % 2));
+            }
+#pragma unroll
+            for (int c = 0; c < L::kWarpChunks; ++c) {
+                std::uint32_t w[4];
+                weight.fragment(stage + (chunk + c) * Weight::kChunkBytes, k, w);
+#pragma unroll
+                for (int n = 0; n < L::kPairs; ++n) {
+                    multiply_add<typename Weight::T>(sums[c][2 * n], w, x[n][0], x[n][1]);
+                    multiply_add<typename Weight::T>(sums[c][2 * n + 1], w, x[n][2], x[n][3]);
+                }
+            }
+        }
+    }
+};
+
 // What a warp adds up: its chunks of rows, and its tokens.
 template <typename L, typename Weight>
 struct LinearWarp {
     using T = typename Weight::T;
-    float sums[L::kWarpChunks][2 * L::kPairs][4];
+    LinearSums<L> sums;
 
     __device__ __forceinline__ static int row_warp(int row_warps) {
         return static_cast<int>(threadIdx.x) / 32 % row_warps;
@@ -131,30 +167,6 @@ struct LinearWarp {
 #pragma unroll
                 for (int i = 0; i < 4; ++i) {
                     sums[c][n][i] = 0.0F;
-                }
-            }
-        }
-    }
-    // Adds the 64 columns of a step. chunk, token: the first of this warp in the tile.
-    __device__ __forceinline__ void add(const Weight& weight, const unsigned char* stage, int chunk, int token) {
-        const int lane = static_cast<int>(threadIdx.x) % 32;
-        const unsigned char* inputs = stage + 16 * L::kWeightPieces;
-#pragma unroll
-        for (int k = 0; k < kChunkColumns / 16; ++k) {
-            std::uint32_t x[L::kPairs][4];  // 16 tokens: columns 0-7 and 8-15 of the first 8, then of the others
-#pragma unroll
-            for (int n = 0; n < L::kPairs; ++n) {
-                const int row = token + 16 * n + lane / 16 * 8 + lane % 8;
-                load_matrices(x[n], inputs + tile_offset<2 * kChunkColumns>(row, 2 * k + lane / 8 % 2));
-            }
-#pragma unroll
-            for (int c = 0; c < L::kWarpChunks; ++c) {
-                std::uint32_t w[4];
-                weight.fragment(stage + (chunk + c) * Weight::kChunkBytes, k, w);
-#pragma unroll
-                for (int n = 0; n < L::kPairs; ++n) {
-                    multiply_add<T>(sums[c][2 * n], w, x[n][0], x[n][1]);
-                    multiply_add<T>(sums[c][2 * n + 1], w, x[n][2], x[n][3]);
                 }
             }
         }
@@ -217,7 +229,7 @@ __global__ void __launch_bounds__(32 * kRowWarps * kTokenWarps, 1) linear_mma_ke
         __syncthreads();  // the step is there for all, and all are done with the one before
         L::copy(p, ahead, ring + (stage + kStages - 1) % kStages * L::kStageBytes);
         ahead.advance(p);
-        sums.add(p.weight, ring + stage * L::kStageBytes, chunk, token);
+        LinearStep<L, Weight>::add(p.weight, ring + stage * L::kStageBytes, chunk, token, sums.sums);
         if (at.is_last(p)) {
             sums.store(p, at.row + chunk * kChunkRows, at.token + token);
             sums.clear();
@@ -234,6 +246,7 @@ constexpr int kSimtTile = 64, kSimtColumns = 16, kLinearThreads = 256;
 template <typename Element>
 struct AnyWeight {
     using T = Element;
+    using Input = T;
     const T* data;
     std::int64_t stride;
 };

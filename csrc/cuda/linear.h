@@ -4,6 +4,7 @@
 #include "api.h"
 #include "arch/simt.h"
 #include "linear.cuh"
+#include "linear_fp8.cuh"
 
 namespace octavo::cuda {
 

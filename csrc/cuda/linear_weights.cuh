@@ -8,10 +8,23 @@ namespace octavo::cuda {
 
 constexpr int kChunkRows = 16, kChunkColumns = 64;
 
+// Where piece `piece` (of 16 bytes) of the `row`-th token lies among inputs in shared memory. Rows of an odd number of
+// pieces touch all banks by themselves.
+template <int kTokenBytes>
+__device__ __forceinline__ int input_offset(int row, int piece) {
+    if constexpr (kTokenBytes / 16 % 2 == 1) {
+        return row * kTokenBytes + 16 * piece;
+    } else {
+        return tile_offset<kTokenBytes>(row, piece);
+    }
+}
+
 // Rows of T, as models have them. Rows and columns that are not there become zeros.
 template <typename Element>
 struct PlainWeight {
     using T = Element;
+    using Input = T;
+    static constexpr int kTokenBytes = 2 * kChunkColumns;  // of a token's inputs, of as many columns
     static constexpr int kChunkBytes = kChunkRows * kChunkColumns * 2;
     const T* data;
     std::int64_t stride;
@@ -52,6 +65,8 @@ constexpr int packed_chunk_bytes(PackedFormat format) {
 template <typename Element, PackedFormat kFormat>
 struct PackedWeight {
     using T = Element;
+    using Input = T;
+    static constexpr int kTokenBytes = 2 * kChunkColumns;
     static constexpr int kChunkBytes = packed_chunk_bytes(kFormat), kNumbers = packed_numbers(kFormat);
     const unsigned char* data;
     int rows, columns;

@@ -61,6 +61,7 @@ from octavo.request.errors import BadModel, InvalidArgument, ServingError
 
 log = logging.getLogger(__name__)
 KEPT = "kept"  # of quantization: matrices in 4 bits and fp8 stay so on a GPU
+KEPT_SCHEMES = (KEPT, f"{KEPT}{A8}")
 LONGEST_MESSAGE = 1500  # a command that converts a checkpoint, with its path, has to fit
 DECIDING_FILES = ("config.json", "model.safetensors.index.json")  # beside the weights, of what is packed and how
 
@@ -95,8 +96,8 @@ def load_model(
     """Loads a GGUF file, a directory, `smollm2`, or a name on the hub.
 
     `dtype` None means float32 on a CPU, and the file's type on a GPU. `quantization` is one of packed_weights.SCHEMES,
-    or kept (cuda_packing); all but auto and none need native ops and a decoder of the Llama family (InvalidArgument).
-    `kv_dtype` is the type of the cache: for fp8 ones keys and values are scaled as the checkpoint says.
+    or KEPT_SCHEMES (cuda_packing); all but auto and none need native ops and a decoder of the Llama family, or raise
+    InvalidArgument. `kv_dtype` is the type of the cache: for fp8 keys and values are scaled as the checkpoint says.
     `context_tokens` is the length of the longest sequence that will be run, if the model was made for longer ones: a
     model that encodes positions otherwise for long sequences then does so only if one can be long. Raises NotFound if
     there is no such model, and BadModel or MalformedGguf if it cannot be used. Converted GGUF weights and tokenizers
@@ -105,8 +106,9 @@ def load_model(
     `recommended_sampling` says whether generation_config.json has a say in sampling.
     """
     started = time.monotonic()
-    if quantization not in (*SCHEMES, KEPT):
-        raise InvalidArgument("quantization", f"{quantization!r} is not one of {', '.join((*SCHEMES, KEPT))}")
+    if quantization not in (*SCHEMES, *KEPT_SCHEMES):
+        known = ", ".join((*SCHEMES, *KEPT_SCHEMES))
+        raise InvalidArgument("quantization", f"{quantization!r} is not one of {known}")
     found = locate(model)
     progress = on_progress or _ProgressLogger(found.name)
     load = _load_gguf if found.path.is_file() else _load_directory
@@ -173,7 +175,7 @@ def _load_gguf(name: str, path: Path, how: "_LoadOptions") -> LoadedModel:
         decoder: Decoder
         if how.native(config):
             decoder = _native(name, source, config, dtype, how, file.paths, [])
-        elif how.quantization == KEPT:
+        elif how.keeps:
             decoder = _kept(source, config, dtype, how)
         else:
             share = how.device_share(config)
@@ -271,7 +273,7 @@ def _decoder(name: str, path: Path, content: Mapping[str, Any], dtype: torch.dty
         if how.native(config):
             deciding = [path / file for file in DECIDING_FILES if (path / file).exists()]
             return _native(name, source, config, dtype, how, weight_files(path), deciding)
-        if how.quantization == KEPT:
+        if how.keeps:
             return _kept(source, config, dtype, how)
         share = how.device_share(config)
         if share is None:
@@ -378,9 +380,17 @@ def _kept(source: WeightSource, config: LlamaConfig, dtype: torch.dtype, how: "_
     """A decoder on a GPU whose matrices stay in 4 bits and fp8."""
     if dtype == torch.float32:
         raise InvalidArgument("quantization", "kept multiplies in 16 bits: say --dtype bfloat16 or float16")
+    rounds = how.quantization.endswith(A8)
+    if rounds and not cast("NativeCudaOps", how.ops).extension.multiplies_fp8(how.device.index or 0):
+        reason = "the kernels of this build multiply no fp8 on this GPU: it takes 8.9 or later, and code for it"
+        raise InvalidArgument("quantization", f"{how.quantization}: {reason}: say kept")
     checkpoint = CheckpointReader(source, dtype, how.progress)
-    tensors = llama.collect(checkpoint, cuda_packing.stacks(source, checkpoint), config)
-    return llama.LlamaDecoder(config, tensors, how.ops, how.device)
+    tensors = llama.collect(checkpoint, cuda_packing.stacks(source, checkpoint, rounds), config)
+    decoder = llama.LlamaDecoder(config, tensors, how.ops, how.device)
+    if rounds and not any(each.endswith(A8) for each in decoder.formats):
+        reason = "inputs are rounded where the checkpoint is fp8 and says how, and no layer has such a matrix"
+        raise InvalidArgument("quantization", f"{how.quantization}: {reason}: say kept")
+    return decoder
 
 
 @dataclass(frozen=True, slots=True)
@@ -398,16 +408,20 @@ class _LoadOptions:
     progress: ProgressCallback
     kv_scales: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # of the checkpoint, for an fp8 cache
 
+    @property
+    def keeps(self) -> bool:
+        return self.quantization in KEPT_SCHEMES
+
     def native(self, config: LlamaConfig | None) -> bool:
         """Whether the extension runs this model in one call, on a CPU. InvalidArgument if it does not, but a rounding
         was asked for; or if weights are to be kept, and the model or the ops cannot."""
-        keeps = self.quantization == KEPT
         if self.place is not None and self.place.has_device:
             self._refuse_on_devices(config)
             return False
-        if keeps and config is not None and isinstance(self.ops, NativeCudaOps) and self.place is None:
+        if self.keeps and config is not None and isinstance(self.ops, NativeCudaOps) and self.place is None:
             return False
-        if not keeps and isinstance(self.ops, NativeCpuOps) and config is not None and native_llama.supports(config):
+        on_cpu = isinstance(self.ops, NativeCpuOps) and config is not None and native_llama.supports(config)
+        if on_cpu and not self.keeps:
             return True
         if self.place is not None:
             raise InvalidArgument(
@@ -421,7 +435,7 @@ class _LoadOptions:
         if config is None:
             reason = "GPUs divide models like Llama and like GPT alone: leave it out"
             raise InvalidArgument("tensor_parallel", reason)
-        if self.quantization == KEPT:
+        if self.keeps:
             raise InvalidArgument("quantization", "kept weights are not divided between GPUs: say auto")
         self.refuse_packed()
 
@@ -432,7 +446,7 @@ class _LoadOptions:
         return LlamaDeviceShare.of(config, self.place)
 
     def refuse_packed(self) -> None:
-        if self.quantization == KEPT:
+        if self.keeps:
             reason = "kept needs the CUDA kernels on a GPU and a Llama-like model: say auto"
             raise InvalidArgument("quantization", reason)
         if self.quantization not in ("auto", "none"):
@@ -444,7 +458,8 @@ class _LoadOptions:
         """Why this decoder's tokens differ from those of other decoders of the same files; empty if they do not."""
         weights = weights_of(self.quantization)
         rounded = weights in ("q8", "q4") or (weights == "auto" and packed)
-        variant = self.quantization if rounded and isinstance(decoder, NativeLlamaDecoder) else ""
+        rounds = (rounded and isinstance(decoder, NativeLlamaDecoder)) or self.quantization == f"{KEPT}{A8}"
+        variant = self.quantization if rounds else ""
         if isinstance(decoder, (NativeLlamaDecoder, llama.LlamaDecoder)) and decoder.config.rope.kind == "longrope":
             is_long = decoder.config.rope.is_long(decoder.context_tokens)
             log.info("positions are those for %s sequences (--context-tokens decides)", "long" if is_long else "short")

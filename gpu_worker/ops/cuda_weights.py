@@ -1,26 +1,41 @@
 """Matrices in 4 and 8 bits as the CUDA kernels multiply them, in the order of csrc/cuda/linear_weights.cuh."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 ROWS, COLUMNS, GROUP = 16, 64, 32  # of a chunk; columns that share a scale
+FP8_BYTES = COLUMNS + 16  # of as many columns of inputs in fp8, with their scale
 GGUF_BYTES = {"q4": 18, "q4_mins": 20}  # of the blocks of 32 numbers in GGUF's Q4_0 and Q4_1
+
+
+@dataclass(frozen=True, slots=True)
+class InputRounding:
+    """How the inputs of a product are rounded to e4m3."""
+
+    columns: int = 0  # that share a scale, a multiple of 64; 0: all of a token
+    scale: float = 0  # what numbers are divided by; 0: a 448th of the largest one
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CudaMatrix:
-    """A matrix [rows, columns] in chunks of `data`, uint8."""
+    """A matrix [rows, columns] in chunks of `data`, uint8. Only an e4m3 one may have inputs that are rounded."""
 
     data: Tensor
     format: str
     rows: int
     columns: int
+    inputs: InputRounding | None = None
 
     def to(self, device: torch.device) -> "CudaMatrix":
-        return CudaMatrix(self.data.to(device), self.format, self.rows, self.columns)
+        return replace(self, data=self.data.to(device))
+
+    @property
+    def arithmetic(self) -> str:
+        """What a class of numerics has of it."""
+        return self.format if self.inputs is None else f"{self.format}-a8"
 
 
 def of_gguf_blocks(blocks: Tensor, format_: str) -> CudaMatrix:

@@ -17,7 +17,7 @@ from torch.nn import functional
 from gpu_worker.ops import kv_format
 from gpu_worker.ops.batch import AttentionOptions, SwapTicket, TokenBatch
 from gpu_worker.ops.cuda_plan import FIXED_PIECE, AttentionPlan, PlanShape
-from gpu_worker.ops.cuda_weights import CudaMatrix
+from gpu_worker.ops.cuda_weights import COLUMNS, FP8_BYTES, CudaMatrix
 from gpu_worker.ops.kv_format import KvLayer
 from gpu_worker.ops.reference import ReferenceOps
 
@@ -180,10 +180,14 @@ class NativeCudaOps(ReferenceOps):
     def _packed_product(self, x: Tensor, weight: CudaMatrix, bias: Tensor | None) -> Tensor:
         rows = _in_rows(x.reshape(-1, x.shape[-1]))
         out = torch.empty(rows.shape[0], weight.rows, dtype=x.dtype, device=x.device)
-        self.extension.linear_packed(
-            *(ref(out), ref(rows), ref(weight.data), weight.format),
-            *(None if bias is None else ref(bias), self._stream()),
-        )
+        added, stream, inputs = None if bias is None else ref(bias), self._stream(), weight.inputs
+        if inputs is None:
+            self.extension.linear_packed(ref(out), ref(rows), ref(weight.data), weight.format, added, stream)
+        else:
+            size = -(-weight.columns // COLUMNS) * FP8_BYTES
+            rounded = torch.empty(rows.shape[0], size, dtype=torch.uint8, device=x.device)
+            self.extension.round_inputs(ref(rounded), ref(rows), inputs.columns, inputs.scale, stream)
+            self.extension.linear_fp8(ref(out), ref(rounded), ref(weight.data), added, stream)
         return out.view(*x.shape[:-1], weight.rows)
 
     def logits(self, hidden: Tensor, head: Tensor, bias: Tensor | None = None) -> Tensor:

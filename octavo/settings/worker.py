@@ -47,8 +47,9 @@ class WorkerSettings(ListenerSettings):
         "auto",
         "weights on a CPU; auto: own bits of GGUF files (types without a kernel in 8) and 4- and 8-bit safetensors; "
         "none: the same, with inputs in float32; q8, q4: rounded to 8 or 4 bits; with -a8: inputs in 8 bits instead of"
-        " 15. On a GPU they are decoded; kept: 4 bits and fp8 stay so there, which no GPU has run yet",
-        choices=("auto", "none", "q8", "q4", "auto-a8", "q8-a8", "q4-a8", "kept"),
+        " 15. On a GPU they are decoded; kept: 4 bits and fp8 stay so there; kept-a8: and fp8 is multiplied"
+        " with inputs in fp8 (no GPU has run either)",
+        choices=("auto", "none", "q8", "q4", "auto-a8", "q8-a8", "q4-a8", "kept", "kept-a8"),
     )
     threads: int = option(
         0, "CPU threads of the model, of each rank; 0: one per core, which ranks share", low=0, high=1024

@@ -32,7 +32,7 @@ class Stage:
     rehearsal: tuple[str, ...] = ()  # instead of `arguments`
 
 
-KERNELS = "decode_mma,decode_simt,prefill_mma,prefill_simt,vllm,write,blocks,convert,rows,linear,packed,sample"
+KERNELS = "decode_mma,decode_simt,prefill_mma,prefill_simt,vllm,write,blocks,convert,rows,linear,packed,fp8,sample"
 SANITIZED = ("--cases", "2", "--only", KERNELS)
 REHEARSAL_S = 600  # of a stage: on a CPU, time says nothing
 STAGES = (

@@ -7,7 +7,7 @@ from timing import Call, Case, report, sets
 from torch import Tensor
 from torch.nn import functional
 
-from gpu_worker.ops.cuda_weights import CudaMatrix, pack_e4m3, pack_nibbles
+from gpu_worker.ops.cuda_weights import COLUMNS, FP8_BYTES, CudaMatrix, pack_e4m3, pack_nibbles
 from gpu_worker.ops.native_cuda import ref
 from gpu_worker.sampling.filters import columns_of
 from octavo.request.sampling import SamplingParams
@@ -49,7 +49,8 @@ def hidden(t: Target, count: int) -> tuple[int, list[Case]]:
 
 
 def products(t: Target, count: int) -> tuple[int, list[Case]]:
-    """With a square matrix in bfloat16, and in 4 bits and fp8, beside cuBLAS with the bfloat16 one."""
+    """With a square matrix in bfloat16, and in 4 bits and fp8, beside cuBLAS with the bfloat16 one. Where the device
+    multiplies fp8, with inputs in fp8, too, and what their rounding takes."""
     width = t.pick(4096, 64)
     num_sets = t.pick(sets(width * width // 2), 1)  # so that the smallest matrices leave the cache, too
     x = torch.randn(count, width, device=t.device).to(torch.bfloat16)
@@ -72,10 +73,30 @@ def products(t: Target, count: int) -> tuple[int, list[Case]]:
     def cublas(i: int) -> Tensor:
         return functional.linear(x, plain[i])
 
+    def in_fp8(matrix: CudaMatrix) -> list[Case]:
+        copies = matrix.data.repeat(num_sets, 1)
+        rounded = torch.zeros(count, width // COLUMNS * FP8_BYTES, dtype=torch.uint8, device=t.device)
+        size = 2.0 * x.numel() + rounded.numel()
+        return [
+            (
+                f"round_inputs, {count} rows",
+                size,
+                lambda i: ours.round_inputs(ref(rounded), ref(x), 0, 0.0, stream),
+                None,
+            ),
+            (
+                f"linear_fp8, {count} rows",
+                size + matrix.data.numel(),
+                lambda i: ours.linear_fp8(ref(out), ref(rounded), ref(copies[i]), None, stream),
+                cublas,
+            ),
+        ]
+
     whole = 4.0 * x.numel() + 2.0 * width * width
     return num_sets, [
         (f"linear, {count} rows", whole, lambda i: ours.linear(ref(out), ref(x), ref(plain[i]), None, stream), cublas),
         *(kept(matrix) for matrix in packed),
+        *(in_fp8(packed[2]) if ours.multiplies_fp8(t.device.index or 0) else []),
     ]
 
 

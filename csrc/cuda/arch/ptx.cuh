@@ -190,6 +190,24 @@ __device__ __forceinline__ void multiply_add<BFloat>(float (&c)[4], const std::u
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+// c[16, 8] += a[16, 32] b[32, 8], of e4m3 with four neighbours of k in a word. A device adds in an order of its own,
+// the same one for every number of a tile. Those with an instruction for it (8.9, 12.x) are said to keep about 14 bits
+// of a sum; for 9.0 and 10.x ptxas makes float16 of the numbers and two products with sums in float32. NaN where the
+// code is for devices before 8.9, or made by an nvcc before 12.4, which has no name for it: multiplies_fp8 says where.
+__device__ __forceinline__ void multiply_add_e4m3(float (&c)[4], [[maybe_unused]] const std::uint32_t (&a)[4],
+                                                  [[maybe_unused]] std::uint32_t b0,
+                                                  [[maybe_unused]] std::uint32_t b1) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890 && CUDART_VERSION >= 12040
+    asm volatile(
+        "mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+#else
+    c[0] = c[1] = c[2] = c[3] = __uint_as_float(0x7fffffffU);
+#endif
+}
+
 // ---- between blocks ------------------------------------------------------------------------------------------------
 
 // Adds and returns the number before. A thread block that reads the sum sees all that this block's barrier ordered

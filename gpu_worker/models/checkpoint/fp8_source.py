@@ -2,8 +2,8 @@
 
 A matrix `X.weight` in fp8 belongs to `X.weight_scale_inv` (quant_method fp8) or `X.weight_scale` (compressed-tensors):
 one number for the matrix, one for each row, or one for each tile of weight_block_size. Both names mean the factor that
-fp8 numbers are multiplied with. Scales of inputs are left out: octavo does not round those. `kv_scales` reads those of
-the cache.
+fp8 numbers are multiplied with. How inputs are to be rounded counts for who asks (`input_rounding`): most products of
+octavo do not round those. `kv_scales` reads scales of the cache.
 """
 
 import math
@@ -14,10 +14,12 @@ import torch
 from torch import Tensor
 
 from gpu_worker.models.checkpoint.weights import WeightSource
+from gpu_worker.ops.cuda_weights import COLUMNS, InputRounding
 from octavo.request.errors import BadModel
 
 FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 SCALES = ("weight_scale_inv", "weight_scale")
+STATIC = -1  # instead of a number of columns: inputs have the scales of the file
 UNUSED_SCALES = (
     *("input_scale", "activation_scale", "output_scale"),
     *("k_scale", "v_scale", "kv_scale", "q_scale", "prob_scale"),
@@ -26,15 +28,17 @@ UNUSED_SCALES = (
 
 def open_fp8(source: WeightSource, quantization: Mapping[str, Any]) -> "Fp8Source":
     """The source with its tensors in fp8 multiplied with their scales."""
-    return Fp8Source(source, _tile(quantization))
+    tile = _tile(quantization)
+    return Fp8Source(source, tile, _input_columns(quantization, tile))
 
 
 class Fp8Source:
     """A WeightSource around another one. It has no scales, and no tensor in fp8."""
 
-    def __init__(self, source: WeightSource, tile: tuple[int, int] | None) -> None:
+    def __init__(self, source: WeightSource, tile: tuple[int, int] | None, input_columns: int | None = None) -> None:
         self._source = source
         self._tile = tile
+        self._input_columns = input_columns
         self._stored = source.names()
         self._names = {name for name in self._stored if not self._is_scale(name)}
 
@@ -61,9 +65,22 @@ class Fp8Source:
             return None
         factors = self._factors(name, tensor, self._source.get(scale_name).float())
         tiled = factors.dim() == 2 and factors.shape[1] > 1
-        if tiled and (self._tile is None or self._tile[1] % 64):
+        if tiled and (self._tile is None or self._tile[1] % COLUMNS):
             return None
-        return tensor, factors.expand(tensor.shape)[:, ::64].contiguous()
+        return tensor, factors.expand(tensor.shape)[:, ::COLUMNS].contiguous()
+
+    def input_rounding(self, names: list[str]) -> InputRounding | None:
+        """How the checkpoint wants the inputs of these matrices, which are one product, to become e4m3. None: not, or
+        in a way that octavo does not compute."""
+        if self._input_columns != STATIC:
+            return None if self._input_columns is None else InputRounding(columns=self._input_columns)
+        scales = [f"{name.removesuffix('weight')}input_scale" for name in names]
+        if missing := [scale for scale in scales if scale not in self._stored]:
+            raise BadModel(f"config.json says that inputs have static scales, but there is no tensor {missing[0]!r}")
+        found = torch.cat([self._source.get(scale).float().flatten() for scale in scales])
+        if len(found) != len(scales) or not bool((found > 0).all() and found.isfinite().all()):
+            raise BadModel(f"tensor {scales[0]!r} is no number above 0, or one that is the same product's is none")
+        return InputRounding(scale=found.max().item())  # the same inputs: what the others were seen to hold fits
 
     def _scale_of(self, name: str) -> str:
         stem = name.removesuffix("weight")
@@ -87,6 +104,26 @@ class Fp8Source:
             return scale.repeat_interleave(height, 0)[:rows].repeat_interleave(width, 1)[:, : tensor.shape[1]]
         shape = tuple(scale.shape)
         raise BadModel(f"the scales of tensor {name!r} are {shape}: neither one, nor one for a row or tile")
+
+
+def _input_columns(quantization: Mapping[str, Any], tile: tuple[int, int] | None) -> int | None:
+    """How many columns of a token's inputs share a scale, 0: all of them; or STATIC. None: see input_rounding."""
+    groups = list((quantization.get("config_groups") or {}).values())
+    if not groups:
+        is_static = quantization.get("activation_scheme") == "static"
+        if tile is None:
+            return STATIC if is_static else 0
+        return None if is_static or tile[1] % COLUMNS else tile[1]
+    inputs = groups[0].get("input_activations")
+    if not isinstance(inputs, Mapping) or any(each.get("input_activations") != inputs for each in groups):
+        return None
+    if (inputs.get("type"), inputs.get("num_bits")) != ("float", 8):
+        return None
+    size = inputs.get("group_size")
+    group = size if type(size) is int and size > 0 and size % COLUMNS == 0 else None
+    by_strategy: dict[tuple[Any, Any], int | None]
+    by_strategy = {(True, "token"): 0, (True, "group"): group, (False, "tensor"): STATIC}
+    return by_strategy.get((inputs.get("dynamic", False), inputs.get("strategy")))
 
 
 def _num_tiles(shape: tuple[int, ...], tile: tuple[int, int]) -> tuple[int, ...]:

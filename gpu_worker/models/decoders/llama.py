@@ -177,7 +177,7 @@ class LlamaDecoder:
         # Which experts a step runs depends on its numbers, and a rank speaks with others between kernels.
         self.capturable = config.experts is None and ranks is None
         on_device = {name: tensor.to(device) for name, tensor in tensors.items()}
-        self.formats = sorted({tensor.format for tensor in on_device.values() if isinstance(tensor, CudaMatrix)})
+        self.formats = sorted({tensor.arithmetic for tensor in on_device.values() if isinstance(tensor, CudaMatrix)})
         self.config = config
         self.vocab_size = config.vocab_size
         self.context_tokens = config.context_tokens

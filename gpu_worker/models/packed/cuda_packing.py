@@ -1,9 +1,11 @@
 """Keeps a checkpoint's matrices in 4 bits and fp8 for the CUDA kernels (`--quantization kept`); others are decoded.
 
 No GPU has run these kernels, so keeping is what somebody asks for. Values are those of decoded matrices, to the bit.
+With `kept-a8` the inputs of fp8 matrices are rounded as their checkpoint says, and multiplied in fp8.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -15,13 +17,17 @@ from gpu_worker.ops.cuda_weights import GGUF_BYTES, CudaMatrix, of_gguf_blocks, 
 
 
 def stacks(
-    source: WeightSource, checkpoint: CheckpointReader
+    source: WeightSource, checkpoint: CheckpointReader, rounds_inputs: bool = False
 ) -> Callable[[list[str], list[tuple[int, ...]]], Tensor | CudaMatrix]:
     """What makes a decoder's matrices, for llama.collect: kept where the kernels know them, in 16 bits elsewhere."""
 
     def matrix(names: list[str], shapes: list[tuple[int, ...]]) -> Tensor | CudaMatrix:
         kept = None if names[0] in OUTER else _kept(source, checkpoint, names, shapes)
-        return checkpoint.read_stacked(names, shapes) if kept is None else kept
+        if kept is None:
+            return checkpoint.read_stacked(names, shapes)
+        if rounds_inputs and isinstance(source, Fp8Source):
+            return replace(kept, inputs=source.input_rounding(names))
+        return kept
 
     return matrix
 

@@ -223,23 +223,43 @@ struct MatrixProduct {
     std::uint32_t b[2];
 };
 
+// What one register holds of a row of a, or of a column of b: neighbours of k.
 template <typename T>
+void unpack(std::uint32_t x, float (&values)[2]) {
+    values[0] = low_of<T>(x);
+    values[1] = high_of<T>(x);
+}
+template <typename T>
+void unpack(std::uint32_t x, float (&values)[4]) {
+    for (int i = 0; i < 4; ++i) {
+        values[i] = to_float(Half{half_of_fp8(static_cast<std::uint8_t>(x >> 8 * i), false)});
+    }
+}
+
+// As PTX says where the parts of m16n8k16 lie (kEach = 2, 16 bits), and those of m16n8k32 (kEach = 4, 8 bits). Products
+// of e4m3 are exact in float32; sums are rounded to float32 one by one, in the order of k, from zero, and c is added
+// last. Devices add in other orders, and those with an instruction for fp8 with fewer bits.
+template <typename T, int kEach>
 void multiply_matrices(void** all) {
-    float a[16][16], b[16][8], c[16][8] = {};
+    constexpr int kDepth = 8 * kEach;
+    float a[16][kDepth], b[kDepth][8], c[16][8] = {};
     for (int lane = 0; lane < 32; ++lane) {
         const auto* one = static_cast<MatrixProduct*>(all[lane]);
         const int g = lane / 4, t = lane % 4;
+        float values[kEach];
         for (int i = 0; i < 4; ++i) {
-            a[g + 8 * (i % 2)][2 * t + 8 * (i / 2)] = low_of<T>(one->a[i]);
-            a[g + 8 * (i % 2)][2 * t + 8 * (i / 2) + 1] = high_of<T>(one->a[i]);
+            unpack<T>(one->a[i], values);
+            std::copy_n(values, kEach, &a[g + 8 * (i % 2)][kEach * t + 4 * kEach * (i / 2)]);
         }
         for (int i = 0; i < 2; ++i) {
-            b[2 * t + 8 * i][g] = low_of<T>(one->b[i]);
-            b[2 * t + 8 * i + 1][g] = high_of<T>(one->b[i]);
+            unpack<T>(one->b[i], values);
+            for (int j = 0; j < kEach; ++j) {
+                b[kEach * t + 4 * kEach * i + j][g] = values[j];
+            }
         }
     }
     for (int row = 0; row < 16; ++row) {
-        for (int k = 0; k < 16; ++k) {
+        for (int k = 0; k < kDepth; ++k) {
             for (int column = 0; column < 8; ++column) {
                 c[row][column] += a[row][k] * b[k][column];
             }
@@ -257,9 +277,13 @@ void multiply_matrices(void** all) {
 template <typename T>
 void multiply_add(float (&c)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1) {
     MatrixProduct mine{c, a, {b0, b1}};
-    simt::rendezvous(simt::Lanes::kTogether, "mma", &mine, multiply_matrices<T>);
+    simt::rendezvous(simt::Lanes::kTogether, "mma", &mine, multiply_matrices<T, 2>);
 }
 template void multiply_add<Half>(float (&)[4], const std::uint32_t (&)[4], std::uint32_t, std::uint32_t);
 template void multiply_add<BFloat>(float (&)[4], const std::uint32_t (&)[4], std::uint32_t, std::uint32_t);
+void multiply_add_e4m3(float (&c)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1) {
+    MatrixProduct mine{c, a, {b0, b1}};
+    simt::rendezvous(simt::Lanes::kTogether, "mma", &mine, multiply_matrices<void, 4>);
+}
 
 }  // namespace octavo::cuda

@@ -25,6 +25,7 @@ BAD_NUMBERS: dict[str, list[Any]] = {
     "window": [-1],
     "soft_cap": [-1.0, float("nan"), float("inf")],
     "scale": [float("nan"), float("inf")],
+    "group": [-64, 63],
     "begin": [-1, 41, 2**62],
     "max_seq_len": [-1, 2**31 - 1],
     "partition": [-1, 2**31 - 1],

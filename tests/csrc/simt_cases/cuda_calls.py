@@ -187,6 +187,23 @@ def linear_packed(rng: Any) -> Arguments:
     return given | {"weight": Array(packed, U8), "format": "q4_mins"}
 
 
+of("round_inputs", "out")(
+    lambda rng: {
+        "out": Array(np.zeros((TOKENS, 160), dtype=np.uint8), U8),
+        "x": floats(rng, TOKENS, 72, dtype=F16),
+        "group": 64,
+        "scale": 0.0,
+    }
+)
+
+
+@of("linear_fp8", "out", optional=("bias",))
+def linear_fp8(rng: Any) -> Arguments:
+    given = {"out": floats(rng, TOKENS, 5, dtype=F16), "bias": floats(rng, 5, dtype=F16)}
+    given["x"] = Array(np.zeros((TOKENS, 160), dtype=np.uint8), U8)
+    return given | {"weight": Array(np.zeros(2 * 1088, dtype=np.uint8), U8)}
+
+
 @of("sample", "ids")
 def sample(rng: Any) -> Arguments:
     given = {"ids": ints([0, 0]), "logits": floats(rng, 2, 9), "top_k": ints([0, 3], I32)}

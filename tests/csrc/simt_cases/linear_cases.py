@@ -1,5 +1,6 @@
 """Products of inputs and matrices: right, and the same bits for a token whoever else is there."""
 
+from dataclasses import replace
 from typing import Any
 
 import _C_cuda_simt as native
@@ -134,6 +135,64 @@ def packed_case(rng: Any) -> None:
     native.linear(torch_ref(want), torch_ref(x), torch_ref(decoded), torch_ref(bias), 0)
     native.linear_packed(torch_ref(got), torch_ref(x), torch_ref(matrix.data), kind, torch_ref(bias), 0)
     assert torch.equal(got, want), f"{kind} {dtype=} {tokens=} {rows=} {columns=}"
+
+
+def fp8_case(rng: Any) -> None:
+    """Inputs are rounded as torch rounds them, to the byte; products (linear_fp8, as the worker calls it) are near
+    float64's of the rounded numbers, and have the same bits in any company."""
+    import torch
+
+    from gpu_worker.ops.cuda_weights import InputRounding, pack_e4m3
+    from gpu_worker.ops.native_cuda import NativeCudaOps
+
+    torch.manual_seed(int(rng.integers(1 << 30)))
+    dtype = [torch.float16, torch.bfloat16][int(rng.integers(2))]
+    rows, columns = int(rng.choice([1, 7, 16, 33, 70, 300])), int(rng.choice([8, 64, 72, 200, 640]))
+    tokens = int(rng.choice([1, 5, FEW, FEW + 1, SOME])) if rows < 300 else MANY
+    inputs = [InputRounding(), InputRounding(columns=64), InputRounding(columns=128), InputRounding(scale=0.004)]
+    how = inputs[int(rng.integers(4))]
+    what = f"fp8 {dtype=} {tokens=} {rows=} {columns=} {how=}"
+    x = (torch.randn(tokens, columns + 8) * 10.0 ** torch.randint(-3, 3, (tokens, 1))).to(dtype)[:, :columns]
+    x[0], bias = 0, torch.randn(rows).to(dtype)
+    numbers = (torch.randn(rows, columns) * 50).to(torch.float8_e4m3fn)
+    scales = torch.rand(rows, -(-columns // 64)) * 0.01
+    codes, factors = by_torch(x, how.columns or 64 * scales.shape[1], how.scale)
+    rounded = torch.full((tokens, 80 * scales.shape[1]), 99, dtype=torch.uint8)
+    native.round_inputs(torch_ref(rounded), torch_ref(x), how.columns, how.scale, 0)
+    found, stored, rest = rounded.view(tokens, -1, 80).split([64, 4, 12], -1)
+    found = found.reshape(tokens, -1, 4, 2, 2).transpose(2, 3).reshape(tokens, -1)  # in the order of columns
+    assert torch.equal(found, codes) and not rest.any(), what
+    assert torch.equal(stored.contiguous().view(torch.float32)[..., 0], factors), what
+    is_simulated = hasattr(native, "runtime")  # whatever device it is, it multiplies; and its sums have all bits
+    if not (is_simulated or native.multiplies_fp8(0)):
+        return
+    ops, matrix = NativeCudaOps(native, torch.device("cpu")), replace(pack_e4m3(numbers, scales), inputs=how)
+    together = ops.linear(x, matrix, bias)
+    left, right = (
+        codes.double() * each.double().repeat_interleave(64, 1)[:, :columns]
+        for codes, each in ((codes.view(torch.float8_e4m3fn)[:, :columns], factors), (numbers, scales))
+    )
+    want, size = left @ right.T + bias.double(), left.abs() @ right.abs().T + bias.double().abs()
+    room = want.abs() * torch.finfo(dtype).eps + size * (2e-6 if is_simulated else 2**-12) + 1e-7
+    assert bool(((together.double() - want).abs() <= room).all()), what
+    some = torch.from_numpy(rng.permutation(tokens)[: int(rng.integers(1, tokens + 1))])
+    assert torch.equal(ops.linear(x[some], matrix, bias), together[some]), what
+    x[-1, int(rng.integers(columns))] = torch.nan
+    spoilt = ops.linear(x, matrix, bias)
+    assert bool(spoilt[-1].isnan().all()) and torch.equal(spoilt[:-1], together[:-1]), what
+
+
+def by_torch(x: Any, group: int, scale: float) -> tuple[Any, Any]:
+    """Codes in the order of columns, and the scale of each 64; columns that are not there are zeros."""
+    import torch
+
+    padded = torch.nn.functional.pad(x.float(), (0, -x.shape[1] % group))
+    groups = padded.view(len(x), -1, group)
+    least = torch.finfo(torch.float32).tiny
+    scales = (groups.abs().amax(-1) / 448).clamp(min=least) if scale == 0 else torch.full(groups.shape[:2], scale)
+    codes = (groups / scales[..., None]).clamp(-448, 448).to(torch.float8_e4m3fn).view(torch.uint8)
+    chunks = -(-x.shape[1] // 64)
+    return codes.view(len(x), -1)[:, : 64 * chunks], scales.repeat_interleave(group // 64, 1)[:, :chunks]
 
 
 def torch_ref(tensor: Any) -> Any:

@@ -5,7 +5,8 @@ import torch
 from code_checkpoints import write_fp8
 from gguf_models import write_values
 
-from gpu_worker.models.checkpoint.fp8_source import Fp8Source
+from gpu_worker.models.checkpoint.fp8_source import Fp8Source, open_fp8
+from gpu_worker.ops.cuda_weights import InputRounding
 from octavo.request.errors import BadModel
 
 E4M3 = torch.float8_e4m3fn
@@ -51,6 +52,49 @@ def test_scales_that_are_missing_or_have_no_place_are_refused():
         Fp8Source(Tensors({"a.weight": weight.float(), "a.weight_scale": scale}), None).get("a.weight")
     alone = Fp8Source(Tensors({"b.weight_scale": scale}), None)
     assert alone.names() == {"b.weight_scale"}, "a scale of nothing stays, so that it is refused as unexpected"
+
+
+def groups(*inputs):
+    """What compressed-tensors says of the inputs of each group of modules."""
+    weights = COMPRESSED["config_groups"]["group_0"]["weights"]
+    named = {f"group_{i}": {"weights": weights, "input_activations": each} for i, each in enumerate(inputs)}
+    return COMPRESSED | {"config_groups": named}
+
+
+E4M3_TOKENS = {"num_bits": 8, "type": "float", "dynamic": True, "strategy": "token"}
+E4M3_TENSOR = E4M3_TOKENS | {"dynamic": False, "strategy": "tensor"}
+
+
+@pytest.mark.parametrize(
+    ("quantization", "rounding"),
+    [
+        ({}, InputRounding()),
+        ({"activation_scheme": "dynamic", "weight_block_size": [128, 128]}, InputRounding(columns=128)),
+        ({"activation_scheme": "dynamic", "weight_block_size": [16, 24]}, None),
+        ({"activation_scheme": "static"}, InputRounding(scale=0.5)),
+        ({"activation_scheme": "static", "weight_block_size": [128, 128]}, None),
+        (COMPRESSED, None),
+        (groups(E4M3_TOKENS, E4M3_TOKENS), InputRounding()),
+        (groups(E4M3_TOKENS, None), None),
+        (groups(E4M3_TOKENS | {"strategy": "group", "group_size": 128}), InputRounding(columns=128)),
+        (groups(E4M3_TOKENS | {"strategy": "group", "group_size": 32}), None),
+        (groups(E4M3_TOKENS | {"strategy": "tensor"}), None),  # a token's scale would depend on the others
+        (groups(E4M3_TOKENS | {"type": "int"}), None),
+        (groups(E4M3_TENSOR), InputRounding(scale=0.5)),
+    ],
+)
+def test_how_inputs_are_rounded_is_what_the_checkpoint_says(quantization, rounding):
+    tensors = Tensors({"a.input_scale": torch.tensor(0.25), "b.input_scale": torch.tensor([0.5])})
+    source = open_fp8(tensors, {"quant_method": "fp8"} | quantization)
+    assert source.input_rounding(["a.weight", "b.weight"]) == rounding
+
+
+def test_static_scales_that_are_missing_or_none_are_refused():
+    tensors = Tensors({"a.input_scale": torch.zeros(1), "b.input_scale": torch.ones(2)})
+    source = open_fp8(tensors, groups(E4M3_TENSOR))
+    for name, said in (("a", "is no number above 0"), ("b", "is no number above 0"), ("c", "there is no tensor 'c.in")):
+        with pytest.raises(BadModel, match=said):
+            source.input_rounding([f"{name}.weight"])
 
 
 def test_fp8_without_a_word_in_the_configuration_is_refused(altered, load):

@@ -4,7 +4,7 @@ tests/csrc/simt_cases/linear_cases.py multiplies with such matrices; here they a
 csrc/cuda/linear_weights.cuh says that they lie.
 """
 
-from types import ModuleType
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ from code_checkpoints import write_fp8
 from gguf_models import write_gguf
 
 from gpu_worker.models.loader import load_model
-from gpu_worker.ops.cuda_weights import CudaMatrix
+from gpu_worker.ops.cuda_weights import CudaMatrix, InputRounding
 from gpu_worker.ops.native_cuda import NativeCudaOps
 from octavo.request.errors import InvalidArgument
 
@@ -42,10 +42,14 @@ def decoded(matrix: CudaMatrix) -> torch.Tensor:
     return torch.from_numpy(rows)[: matrix.rows, : matrix.columns]
 
 
-def loaded(path, quantization, **options):
-    ops = NativeCudaOps(ModuleType("none"), CPU)
+def model(path, quantization, multiplies=True, **options):
+    ops = NativeCudaOps(SimpleNamespace(multiplies_fp8=lambda device: multiplies), CPU)
     options = {"dtype": torch.bfloat16, "ops": ops, **options}
-    return load_model(str(path), device=CPU, quantization=quantization, **options).decoder
+    return load_model(str(path), device=CPU, quantization=quantization, **options)
+
+
+def loaded(path, quantization, **options):
+    return model(path, quantization, **options).decoder
 
 
 def compare(path, formats):
@@ -83,6 +87,31 @@ def test_an_fp8_directory(tile, tiny, tmp_path):
     write_fp8(tiny("llama-wide").directory, tmp_path / "fp8", tile, quantization)
     narrow = tile == (16, 24)
     assert (compare(tmp_path / "fp8", [] if narrow else ["e4m3"]) == 0) == narrow
+
+
+def test_an_fp8_directory_whose_inputs_are_rounded_is_another_model_of_the_same_weights(tiny, tmp_path):
+    path, tile = tmp_path / "fp8", (16, 128)
+    write_fp8(tiny("llama-wide").directory, path, tile, {"quant_method": "fp8", "weight_block_size": [*tile]})
+    kept, rounded = model(path, "kept"), model(path, "kept-a8")
+    assert kept.fingerprint == model(path, "auto").fingerprint != rounded.fingerprint
+    assert rounded.decoder.formats == ["e4m3-a8"]
+    for mine, other in zip(rounded.decoder._layers, kept.decoder._layers, strict=True):
+        for name, matrix in mine.items():
+            if isinstance(matrix, CudaMatrix):
+                assert matrix.inputs == InputRounding(columns=128) and torch.equal(matrix.data, other[name].data)
+            else:
+                assert torch.equal(matrix, other[name]), name
+
+
+def test_inputs_are_not_rounded_where_nobody_can_or_the_checkpoint_does_not_say_how(tiny, tmp_path):
+    write_fp8(tiny("llama-wide").directory, tmp_path / "fp8", (0, 0), {"quant_method": "fp8"})
+    write_gguf(tiny("llama-wide").directory, tmp_path / "model.gguf", "Q4_0")
+    for path, multiplies, said in (
+        (tmp_path / "fp8", False, "the kernels of this build multiply no fp8 on this GPU.*: say kept"),
+        (tmp_path / "model.gguf", True, "inputs are rounded where the checkpoint is fp8.*: say kept"),
+    ):
+        with pytest.raises(InvalidArgument, match=f"^quantization: kept-a8: {said}"):
+            model(path, "kept-a8", multiplies=multiplies)
 
 
 def test_what_cannot_keep_them_says_so(tiny, load):
