@@ -25,7 +25,7 @@ from gpu_worker.models.checkpoint.weights import (
     weight_files,
 )
 from gpu_worker.models.converted_weights import converted
-from gpu_worker.models.decoders import gpt, gpt_weights, llama, native_llama
+from gpu_worker.models.decoders import gpt, gpt_weights, llama
 from gpu_worker.models.decoders.config import LlamaConfig, is_llama_like, is_mixture
 from gpu_worker.models.decoders.decoder import Decoder
 from gpu_worker.models.decoders.gpt_families import is_gpt_like, read_gpt_config
@@ -40,6 +40,7 @@ from gpu_worker.models.gguf.experts import ExpertGgufSource, has_experts
 from gpu_worker.models.gguf.families import read_family
 from gpu_worker.models.gguf.header import GgufHeader
 from gpu_worker.models.gguf.tensors import GgufSource, architecture, read_config
+from gpu_worker.models.load_options import KEPT_SCHEMES, LoadOptions
 from gpu_worker.models.model_kind import PICTURES, SPEECH, THROUGH_TRANSFORMERS, has_encoder, refuse_unservable
 from gpu_worker.models.packed import cuda_packing
 from gpu_worker.models.packed.packed_cache import PackedCache, content_key
@@ -60,8 +61,6 @@ from octavo.process.telemetry import stack_of
 from octavo.request.errors import BadModel, InvalidArgument, ServingError
 
 log = logging.getLogger(__name__)
-KEPT = "kept"  # of quantization: matrices in 4 bits and fp8 stay so on a GPU
-KEPT_SCHEMES = (KEPT, f"{KEPT}{A8}")
 LONGEST_MESSAGE = 1500  # a command that converts a checkpoint, with its path, has to fit
 DECIDING_FILES = ("config.json", "model.safetensors.index.json")  # beside the weights, of what is packed and how
 
@@ -112,7 +111,7 @@ def load_model(
     found = locate(model)
     progress = on_progress or _ProgressLogger(found.name)
     load = _load_gguf if found.path.is_file() else _load_directory
-    how = _LoadOptions(
+    how = LoadOptions(
         *(device, dtype, ops, quantization, kv_dtype.startswith("fp8"), context_tokens, cache_dir, packed_cache),
         *(place, recommended_sampling, progress),
     )
@@ -159,43 +158,43 @@ class _ProgressLogger:
             log.info("loading %s: %d of %d tensors", self._name, done, total)
 
 
-def _load_gguf(name: str, path: Path, how: "_LoadOptions") -> LoadedModel:
+def _load_gguf(name: str, path: Path, how: LoadOptions) -> LoadedModel:
     dtype = how.dtype or (torch.float32 if how.device.type == "cpu" else torch.bfloat16)
     with GgufFile(path) as file:
         architecture(file)
-        if runs_through_transformers(file):
-            return _load_gguf_through_transformers(name, path, file, dtype, how)
-        source: GgufSource | ExpertGgufSource
-        if has_experts(file):
-            source = ExpertGgufSource(file)
-            content = source.config
-        else:
-            content, source = read_config(file), GgufSource(file)
-        config = llama.with_stored_parts(LlamaConfig.from_dict(content).limited_to(how.context_tokens), source.names())
-        decoder: Decoder
-        if how.native(config):
-            decoder = _native(name, source, config, dtype, how, file.paths, [])
-        elif how.keeps:
-            decoder = _kept(source, config, dtype, how)
-        else:
-            share = how.device_share(config)
-            tensors = _dequantized(file, source, config, dtype, how)
-            decoder = _op_by_op(config, tensors, how, share, is_cut=False)
+        decode = _gguf_through_transformers if runs_through_transformers(file) else _gguf_decoder
+        decoder = decode(name, file, dtype, how)
+        ends = tuple(sorted(end_token_ids(file.metadata)))
     return LoadedModel(
         name=name,
         decoder=decoder,
         dtype=dtype,
         fingerprint=model_fingerprint([], file.paths, how.variant(decoder, packed=True)),
-        eos_token_ids=tuple(content["eos_token_id"]),
+        eos_token_ids=ends,
         tokenizer=str(path),
         sampling_defaults=generation_config.NONE,
         pooling=ModelPooling(decoder.hidden_size),
     )
 
 
-def _load_gguf_through_transformers(
-    name: str, path: Path, file: GgufFile, dtype: torch.dtype, how: "_LoadOptions"
-) -> LoadedModel:
+def _gguf_decoder(name: str, file: GgufFile, dtype: torch.dtype, how: LoadOptions) -> Decoder:
+    source: GgufSource | ExpertGgufSource
+    if has_experts(file):
+        source = ExpertGgufSource(file)
+        content = source.config
+    else:
+        content, source = read_config(file), GgufSource(file)
+    config = llama.with_stored_parts(LlamaConfig.from_dict(content).limited_to(how.context_tokens), source.names())
+    if how.native(config):
+        return _native(name, source, config, dtype, how, file.paths, [])
+    if how.keeps:
+        return _kept(source, config, dtype, how)
+    share = how.device_share(config)
+    tensors = converted(file, dtype, how.cache_dir, lambda: llama.prepare(source, config, dtype, how.progress))
+    return _op_by_op(config, tensors, how, share, is_cut=False)
+
+
+def _gguf_through_transformers(name: str, file: GgufFile, dtype: torch.dtype, how: LoadOptions) -> Decoder:
     how.native(None)
     family = read_family(GgufHeader(file, architecture(file)))
     prepare = partial(through_transformers.prepare, file, family, dtype, how.progress)
@@ -203,27 +202,10 @@ def _load_gguf_through_transformers(
     from gpu_worker.models.through_transformers.decoder import TransformersDecoder
 
     factors = through_transformers.rope_factors(file)
-    decoder = TransformersDecoder.of_tensors(path.name, family.config, tensors, dtype, how.ops, how.device, factors)
-    return LoadedModel(
-        name=name,
-        decoder=decoder,
-        dtype=dtype,
-        fingerprint=model_fingerprint([], file.paths, how.variant(decoder, packed=True)),
-        eos_token_ids=tuple(sorted(end_token_ids(file.metadata))),
-        tokenizer=str(path),
-        sampling_defaults=generation_config.NONE,
-        pooling=ModelPooling(decoder.hidden_size),
-    )
+    return TransformersDecoder.of_tensors(file.path.name, family.config, tensors, dtype, how.ops, how.device, factors)
 
 
-def _dequantized(
-    file: GgufFile, source: WeightSource, config: LlamaConfig, dtype: torch.dtype, how: "_LoadOptions"
-) -> dict[str, Tensor]:
-    """The tensors of octavo's own decoder."""
-    return converted(file, dtype, how.cache_dir, lambda: llama.prepare(source, config, dtype, how.progress))
-
-
-def _load_directory(name: str, path: Path, how: "_LoadOptions") -> LoadedModel:
+def _load_directory(name: str, path: Path, how: LoadOptions) -> LoadedModel:
     content = generation_config.read_object(path / "config.json")
     refuse_unservable(name, content)
     files = weight_files(path)
@@ -257,7 +239,7 @@ def _has_codes(content: Mapping[str, Any]) -> bool:
     return is_mxfp4(content) or (found is not None and has_integers(found))
 
 
-def _decoder(name: str, path: Path, content: Mapping[str, Any], dtype: torch.dtype, how: "_LoadOptions") -> Decoder:
+def _decoder(name: str, path: Path, content: Mapping[str, Any], dtype: torch.dtype, how: LoadOptions) -> Decoder:
     """One of our decoders if it computes what the configuration says, else the model's own code."""
     if is_llama_like(content) or is_mixture(content):
         config = LlamaConfig.from_dict(content).limited_to(how.context_tokens)
@@ -303,7 +285,7 @@ def _decoder(name: str, path: Path, content: Mapping[str, Any], dtype: torch.dty
 def _op_by_op(
     config: LlamaConfig,
     tensors: dict[str, Tensor],
-    how: "_LoadOptions",
+    how: LoadOptions,
     share: LlamaDeviceShare | None,
     *,
     is_cut: bool,
@@ -315,7 +297,7 @@ def _op_by_op(
     return llama.LlamaDecoder(config, own, how.ops, how.device, share.team(how.device))
 
 
-def _gpt(path: Path, content: Mapping[str, Any], dtype: torch.dtype, how: "_LoadOptions") -> Decoder:
+def _gpt(path: Path, content: Mapping[str, Any], dtype: torch.dtype, how: LoadOptions) -> Decoder:
     how.refuse_packed()
     sizes = read_gpt_config(content)
     share = None if how.place is None else GptShare.of(sizes, how.place)  # before the tensors are read
@@ -329,7 +311,7 @@ def _gpt(path: Path, content: Mapping[str, Any], dtype: torch.dtype, how: "_Load
     return gpt.GptDecoder(sizes, share.cut(tensors, sizes), how.ops, how.device, team)
 
 
-def _encoder_decoder(path: Path, content: Mapping[str, Any], dtype: torch.dtype, how: "_LoadOptions") -> Decoder:
+def _encoder_decoder(path: Path, content: Mapping[str, Any], dtype: torch.dtype, how: LoadOptions) -> Decoder:
     from gpu_worker.models.through_transformers.encoder_decoder import EncoderDecoder
 
     if how.device.type != "cpu":
@@ -348,7 +330,7 @@ def _native(
     source: WeightSource,
     config: LlamaConfig,
     dtype: torch.dtype,
-    how: "_LoadOptions",
+    how: LoadOptions,
     files: list[Path],
     deciding: list[Path],
 ) -> Decoder:
@@ -370,13 +352,13 @@ def _native(
     return NativeLlamaDecoder(config, packed, extension, how.place)
 
 
-def _without_8_bits(how: "_LoadOptions") -> InvalidArgument:
+def _without_8_bits(how: LoadOptions) -> InvalidArgument:
     remedy = "say q8-a8 or q4-a8, or leave -a8 out" if weights_of(how.quantization) == "auto" else "leave -a8 out"
     reason = f"inputs are rounded for matrices of 3 to 8 bits alone, and no layer has one here: {remedy}"
     return InvalidArgument("quantization", f"{how.quantization}: {reason}")
 
 
-def _kept(source: WeightSource, config: LlamaConfig, dtype: torch.dtype, how: "_LoadOptions") -> Decoder:
+def _kept(source: WeightSource, config: LlamaConfig, dtype: torch.dtype, how: LoadOptions) -> Decoder:
     """A decoder on a GPU whose matrices stay in 4 bits and fp8."""
     if dtype == torch.float32:
         raise InvalidArgument("quantization", "kept multiplies in 16 bits: say --dtype bfloat16 or float16")
@@ -391,80 +373,6 @@ def _kept(source: WeightSource, config: LlamaConfig, dtype: torch.dtype, how: "_
         reason = "inputs are rounded where the checkpoint is fp8 and says how, and no layer has such a matrix"
         raise InvalidArgument("quantization", f"{how.quantization}: {reason}: say kept")
     return decoder
-
-
-@dataclass(frozen=True, slots=True)
-class _LoadOptions:
-    device: torch.device
-    dtype: torch.dtype | None
-    ops: Ops
-    quantization: str
-    fp8_cache: bool
-    context_tokens: int | None
-    cache_dir: Path | None
-    packed_cache: PackedCache | None
-    place: RankPlace | None
-    recommended: bool
-    progress: ProgressCallback
-    kv_scales: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # of the checkpoint, for an fp8 cache
-
-    @property
-    def keeps(self) -> bool:
-        return self.quantization in KEPT_SCHEMES
-
-    def native(self, config: LlamaConfig | None) -> bool:
-        """Whether the extension runs this model in one call, on a CPU. InvalidArgument if it does not, but a rounding
-        was asked for; or if weights are to be kept, and the model or the ops cannot."""
-        if self.place is not None and self.place.has_device:
-            self._refuse_on_devices(config)
-            return False
-        if self.keeps and config is not None and isinstance(self.ops, NativeCudaOps) and self.place is None:
-            return False
-        on_cpu = isinstance(self.ops, NativeCpuOps) and config is not None and native_llama.supports(config)
-        if on_cpu and not self.keeps:
-            return True
-        if self.place is not None:
-            raise InvalidArgument(
-                "tensor_parallel",
-                "a group runs models like Llama, by the extension on a CPU, and like GPT alone: leave it out",
-            )
-        self.refuse_packed()
-        return False
-
-    def _refuse_on_devices(self, config: LlamaConfig | None) -> None:
-        if config is None:
-            reason = "GPUs divide models like Llama and like GPT alone: leave it out"
-            raise InvalidArgument("tensor_parallel", reason)
-        if self.keeps:
-            raise InvalidArgument("quantization", "kept weights are not divided between GPUs: say auto")
-        self.refuse_packed()
-
-    def device_share(self, config: LlamaConfig) -> LlamaDeviceShare | None:
-        """Of a rank with a device of its own."""
-        if self.place is None or not self.place.has_device:
-            return None
-        return LlamaDeviceShare.of(config, self.place)
-
-    def refuse_packed(self) -> None:
-        if self.keeps:
-            reason = "kept needs the CUDA kernels on a GPU and a Llama-like model: say auto"
-            raise InvalidArgument("quantization", reason)
-        if self.quantization not in ("auto", "none"):
-            raise InvalidArgument(
-                "quantization", f"{self.quantization} needs native ops on a CPU and a Llama-like model"
-            )
-
-    def variant(self, decoder: Decoder, packed: bool) -> str:
-        """Why this decoder's tokens differ from those of other decoders of the same files; empty if they do not."""
-        weights = weights_of(self.quantization)
-        rounded = weights in ("q8", "q4") or (weights == "auto" and packed)
-        rounds = (rounded and isinstance(decoder, NativeLlamaDecoder)) or self.quantization == f"{KEPT}{A8}"
-        variant = self.quantization if rounds else ""
-        if isinstance(decoder, (NativeLlamaDecoder, llama.LlamaDecoder)) and decoder.config.rope.kind == "longrope":
-            is_long = decoder.config.rope.is_long(decoder.context_tokens)
-            log.info("positions are those for %s sequences (--context-tokens decides)", "long" if is_long else "short")
-            variant += " long" if is_long else " short"
-        return variant + (f" kv-scales {digest_of(self.kv_scales)}" if self.kv_scales else "")
 
 
 def _end_tokens(generation: Mapping[str, Any], content: Mapping[str, Any]) -> tuple[int, ...]:

@@ -21,7 +21,7 @@ from gpu_worker.group import device_group
 from gpu_worker.group.device_group import refuse_on_devices
 from gpu_worker.group.loading import load_group
 from gpu_worker.group.rank_watch import RankFailed
-from gpu_worker.models import loader
+from gpu_worker.models import load_options
 from gpu_worker.models.decoders.llama import LlamaDecoder
 from gpu_worker.models.decoders.ranks.device_team import DeviceTeam
 from gpu_worker.models.decoders.ranks.order_room import COPY, SWAP_IN, SWAP_OUT
@@ -48,7 +48,7 @@ def alone(monkeypatch: pytest.MonkeyPatch):
 
     def load(folder: Path, **options: object) -> ModelRunner:
         with monkeypatch.context() as patch:
-            patch.setattr(loader.native_llama, "supports", lambda config: False)
+            patch.setattr(load_options.native_llama, "supports", lambda config: False)
             return load_runner(str(folder), **{**SIZES, "dtype": "float32", **options})
 
     return load
