@@ -17,7 +17,7 @@ from gpu_worker.models.decoders.decoder import (
     gelu_tanh,
     silu,
 )
-from gpu_worker.models.decoders.only_rank import OnlyRank
+from gpu_worker.models.decoders.decoder_part import DecoderPart
 from gpu_worker.models.decoders.rope import RopeParameters
 from gpu_worker.ops import AttentionOptions, Ops, TokenBatch
 from gpu_worker.ops.state_format import NO_STATE
@@ -153,11 +153,11 @@ class GptDecoder:
         tensors: Mapping[str, Tensor],
         ops: Ops,
         device: torch.device,
-        ranks: OnlyRank | None = None,
+        ranks: DecoderPart | None = None,
     ) -> None:
         """`tensors` are those of this process's rank among `ranks`; None: there is one."""
         self.config = config
-        self.ranks = ranks or OnlyRank(config.num_kv_heads)
+        self.ranks = ranks or DecoderPart(config.num_kv_heads)
         self.capturable = ranks is None  # a rank speaks with others between kernels
         self.vocab_size = config.vocab_size
         self.context_tokens = config.context_tokens

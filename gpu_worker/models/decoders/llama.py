@@ -17,9 +17,9 @@ from torch import Tensor
 from gpu_worker.models.checkpoint.weights import CheckpointReader, ProgressCallback, WeightSource
 from gpu_worker.models.decoders.config import LlamaConfig
 from gpu_worker.models.decoders.decoder import EncodePicture, EncodeTokens, LoadLora, common_window, gelu_tanh
+from gpu_worker.models.decoders.decoder_part import DecoderPart
 from gpu_worker.models.decoders.experts import StackTensors, read_experts, run_divided_experts, run_experts
 from gpu_worker.models.decoders.lora_weights import load, placed, support_of
-from gpu_worker.models.decoders.only_rank import OnlyRank
 from gpu_worker.ops import AttentionOptions, Ops, TokenBatch
 from gpu_worker.ops.cuda_weights import CudaMatrix
 from gpu_worker.ops.lora import add_lora
@@ -168,11 +168,11 @@ class LlamaDecoder:
         tensors: Mapping[str, Any],
         ops: Ops,
         device: torch.device,
-        ranks: OnlyRank | None = None,
+        ranks: DecoderPart | None = None,
     ) -> None:
         """`tensors` may have matrices of ops.cuda_weights for ops that multiply with them. They are those of this
         process's rank among `ranks`; None: there is one."""
-        self.ranks = ranks or OnlyRank(config.num_kv_heads)
+        self.ranks = ranks or DecoderPart(config.num_kv_heads)
         self._is_divided = ranks is not None
         # Which experts a step runs depends on its numbers, and a rank speaks with others between kernels.
         self.capturable = config.experts is None and ranks is None

@@ -20,8 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpu_worker.models.decoders.ranks.device_team import STAGED, SWAPPED, DeviceTeam
-from gpu_worker.models.decoders.ranks.order_room import COPY, SPOIL, SWAP_IN, SWAP_OUT
+from gpu_worker.models.decoders.ranks.device_team import COPY, SPOIL, STAGED, SWAP_IN, SWAP_OUT, SWAPPED, DeviceTeam
 from gpu_worker.models.decoders.ranks.place import TeamBroken
 from gpu_worker.ops import Ops, SwapTicket
 from gpu_worker.ops.kv_format import KvShape

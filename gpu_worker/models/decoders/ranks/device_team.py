@@ -11,18 +11,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpu_worker.models.decoders.only_rank import OnlyRank
+from gpu_worker.models.decoders.decoder_part import DecoderPart
 from gpu_worker.models.decoders.ranks.column_exchange import ColumnExchange
-from gpu_worker.models.decoders.ranks.order_room import END, FORWARD, LOGITS, OrderRoom
+from gpu_worker.models.decoders.ranks.order_room import OrderRoom
 from gpu_worker.models.decoders.ranks.place import RankPlace, ShareSpan, TeamBroken
-from gpu_worker.ops import TokenBatch, native
+from gpu_worker.ops import TokenBatch
 
+FORWARD, LOGITS, SWAP_OUT, SWAP_IN, COPY, SPOIL, END = range(7)  # what rank 0 wants
 MOST_PAIRS = 1 << 14  # blocks that an order names
 SWAPPED, STAGED = 0, 1  # kinds of copies: in the order of steps, and beside them
-PROGRESS = 8  # numbers, which fill a line
+PROGRESS = 8  # numbers, which fill a line of the cache
 
 
-class DeviceTeam(OnlyRank):
+class DeviceTeam(DecoderPart):
     """Orders of rank 0 are carried out in all ranks in the same order, each by the thread that runs steps."""
 
     def __init__(
@@ -37,13 +38,11 @@ class DeviceTeam(OnlyRank):
         self._widths = {name: [span.num for span in spans] for name, spans in columns.items()}
         self._device = device
         self._is_front = place.rank == 0
-        extension: Any = native.load()
-        plan_bytes, start = place.plan_bytes(context_tokens), extension.TEAM_BYTES
-        shared = {"pairs": (MOST_PAIRS, 2, torch.int64), "progress": (place.size, PROGRESS, torch.int64)}
-        memory = place.team_memory(start + OrderRoom.num_bytes(plan_bytes, shared))
-        self._room = OrderRoom(memory[start:], plan_bytes, shared)
-        self._progress = self._room.columns["progress"].numpy()
-        self._team = place.team(memory)
+        shared = {"wanted": (1, PROGRESS), "pairs": (MOST_PAIRS, 2), "progress": (place.size, PROGRESS)}
+        self._room = OrderRoom(place, context_tokens, {name: (*form, torch.int64) for name, form in shared.items()})
+        wanted, self._pairs, self._progress = (self._room.columns[name].numpy() for name in shared)
+        self._wanted = wanted[0]  # an order, and two numbers
+        self._team = self._room.team
         self._exchange: ColumnExchange | None = None
         self._forwarded: Tensor | None = None
         self._num_moves = 0
@@ -56,7 +55,7 @@ class DeviceTeam(OnlyRank):
         """
         warm = torch.ones((16, 16), device=self._device)
         (warm @ warm).sum().item()  # libraries are loaded now, and not while others wait for a lease
-        self._expect(self._team.meet_for_orders())
+        self._room.expect(self._team.meet_for_orders())
         try:
             self._exchange = ColumnExchange(self.place, self._device)
             self.numbers_of_all([0])  # sets connections up
@@ -96,8 +95,8 @@ class DeviceTeam(OnlyRank):
         if not self._is_front:
             self._forwarded = decoder.compute(batch, kv, rows)
             return self._forwarded
-        self._room.order_forward(batch)
-        with self._all_in_order():
+        self._room.order_forward(batch, rows)
+        with self._all_in_order(FORWARD):
             self._forwarded = decoder.compute(batch, kv, rows)
         return self._forwarded
 
@@ -107,8 +106,7 @@ class DeviceTeam(OnlyRank):
         if forwarded is None or hidden.untyped_storage().data_ptr() != forwarded.untyped_storage().data_ptr():
             raise ValueError("ranks know the states alone that the last step has made")
         first = hidden.storage_offset() // forwarded.shape[1]
-        self._room.order_logits(len(hidden), first)
-        with self._all_in_order():
+        with self._all_in_order(LOGITS, len(hidden), first):
             return self.join("logits", decoder.own_logits(hidden))
 
     def order_move(self, order: int, pairs: Sequence[tuple[int, int]]) -> int:
@@ -118,8 +116,9 @@ class DeviceTeam(OnlyRank):
         """
         for start in range(0, len(pairs), MOST_PAIRS):
             self._num_moves += 1
-            self._room.order_move(order, self._num_moves, pairs[start : start + MOST_PAIRS])
-            with self._all_in_order():
+            named = pairs[start : start + MOST_PAIRS]
+            self._pairs[: len(named)] = named
+            with self._all_in_order(order, len(named), self._num_moves):
                 pass
         return self._num_moves
 
@@ -133,8 +132,7 @@ class DeviceTeam(OnlyRank):
 
     def order_end(self) -> None:
         """In rank 0: the others return from `serve`."""
-        self._room.order_end()
-        with self._all_in_order():
+        with self._all_in_order(END):
             pass
 
     @torch.inference_mode()
@@ -153,19 +151,17 @@ class DeviceTeam(OnlyRank):
         """
         try:
             while self._team.meet_for_orders():
-                order = self._room.order
+                order, count, number = self._wanted[:3].tolist()
                 if order == FORWARD:
                     settle(self._room.used_blocks)
                     batch = self._room.batch(self._device)
                     decoder.forward(batch, kv, batch.rows)
                 elif order == LOGITS:
-                    first = self._room.first_row
-                    hidden = self._states()[first : first + self._room.num_rows]
-                    self.join("logits", decoder.own_logits(hidden))
+                    self.join("logits", decoder.own_logits(self._states()[number : number + count]))
                 elif order != END:
-                    move(order, *self._room.move())
+                    move(order, number, [(source, target) for source, target in self._pairs[:count].tolist()])
                 note()
-                self._expect(self._team.meet_all())
+                self._room.expect(self._team.meet_all())
                 if order == END:
                     return True
         except TeamBroken:
@@ -185,13 +181,14 @@ class DeviceTeam(OnlyRank):
         return joined[:, first : first + num]
 
     @contextmanager
-    def _all_in_order(self) -> Iterator[None]:
+    def _all_in_order(self, order: int, count: int = 0, number: int = 0) -> Iterator[None]:
         """In rank 0: all carry out an order. If this rank fails in the middle of it, the team is broken: others wait
         for its columns, and would take the next order for the rest of this one."""
+        self._wanted[:3] = order, count, number
         try:
-            self._expect(self._team.meet_all())
+            self._room.expect(self._team.meet_all())
             yield
-            self._expect(self._team.meet_all())
+            self._room.expect(self._team.meet_all())
         except BaseException:
             self.break_off()
             raise
@@ -206,10 +203,6 @@ class DeviceTeam(OnlyRank):
         if self._exchange is None:
             raise RuntimeError("the team has not met yet")
         return self._exchange
-
-    def _expect(self, whole: bool) -> None:
-        if not whole:
-            raise TeamBroken(self.trouble)
 
     def _failed(self, error: RuntimeError) -> TeamBroken:
         """Of an exchange: who is missing is known when it does not come to a meeting, either."""

@@ -12,19 +12,19 @@ import torch
 from torch import Tensor
 
 from gpu_worker.models.decoders.gpt import GptConfig
-from gpu_worker.models.decoders.ranks.gpt_room import GptRoom
 from gpu_worker.models.decoders.ranks.gpt_share import GptShare
+from gpu_worker.models.decoders.ranks.order_room import OrderRoom
 from gpu_worker.models.decoders.ranks.place import RankPlace, of_hosts
 from gpu_worker.ops import native
 
 
-class OnlyHost:
-    """All ranks are on this host, and nothing is sent."""
+class GptHosts:
+    """What a rank tells other hosts, and hears from them: here nothing, as all ranks are on one."""
 
     before = False  # whether another host has the layers before those of this one
     after = False
 
-    def __init__(self, room: GptRoom) -> None:
+    def __init__(self, room: OrderRoom) -> None:
         self._room = room
 
     def tell(self) -> None:
@@ -54,8 +54,8 @@ class OnlyHost:
             self._room.expect(self._room.team.wait_for_end())
 
 
-class SeveralHosts(OnlyHost):
-    def __init__(self, config: GptConfig, place: RankPlace, room: GptRoom) -> None:
+class SeveralHosts(GptHosts):
+    def __init__(self, config: GptConfig, place: RankPlace, room: OrderRoom) -> None:
         super().__init__(room)
         self._extension: Any = native.load()
         shares = of_hosts(place, partial(GptShare.of, config))

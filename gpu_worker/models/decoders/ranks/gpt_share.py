@@ -50,7 +50,7 @@ class GptShare:
         return ShareSpan(self.kv_heads.first * config.head_dim, self.kv_heads.num * config.head_dim)
 
     def columns(self, config: GptConfig) -> dict[str, ShareSpan]:
-        """The own columns of what ranks compute together, by the names of GptRoom."""
+        """The own columns of what ranks compute together, by the names of GptTeam."""
         queries = self.queries(config)
         return {
             "attended": queries,

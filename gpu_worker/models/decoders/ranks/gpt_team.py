@@ -5,23 +5,24 @@ computed by all. A rank reads what others wrote before it comes to the next meet
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from gpu_worker.models.decoders.decoder import KeptLogits
+from gpu_worker.models.decoders.decoder_part import DecoderPart
 from gpu_worker.models.decoders.gpt import GptConfig, GptDecoder
-from gpu_worker.models.decoders.only_rank import OnlyRank
-from gpu_worker.models.decoders.ranks.gpt_hosts import OnlyHost, SeveralHosts
-from gpu_worker.models.decoders.ranks.gpt_room import GptRoom, cut_batch
+from gpu_worker.models.decoders.ranks.gpt_hosts import GptHosts, SeveralHosts
 from gpu_worker.models.decoders.ranks.gpt_share import GptShare
+from gpu_worker.models.decoders.ranks.order_room import OrderRoom
 from gpu_worker.models.decoders.ranks.place import RankPlace, TeamBroken
-from gpu_worker.ops import TokenBatch
+from gpu_worker.ops import TokenBatch, native
 
 PARTS = 2  # of a step, for stages
 
 
-class GptTeam(OnlyRank):
+class GptTeam(DecoderPart):
     def __init__(self, config: GptConfig, share: GptShare, place: RankPlace, dtype: torch.dtype) -> None:
         super().__init__(share.kv_heads.num)
         self.first_kv_head = share.kv_heads.first
@@ -29,9 +30,9 @@ class GptTeam(OnlyRank):
         self._stages, self._stages_here = place.stages, place.stages_here
         self._kept_logits = KeptLogits(config.vocab_size)
         self._spans = share.columns(config)
-        self._room = GptRoom(config, place, dtype)
+        self._room = OrderRoom(place, config.context_tokens, _columns(config, place, dtype))
         self._team = self._room.team
-        self._hosts = SeveralHosts(config, place, self._room) if place.hosts > 1 else OnlyHost(self._room)
+        self._hosts = SeveralHosts(config, place, self._room) if place.hosts > 1 else GptHosts(self._room)
         self._rows = slice(0, 0)  # of the step's tokens: those of the part that is being computed
 
     def forward(self, decoder: GptDecoder, batch: TokenBatch, kv: Sequence[Tensor], rows: Tensor) -> Tensor:
@@ -45,7 +46,7 @@ class GptTeam(OnlyRank):
             raise
 
     def logits(self, decoder: GptDecoder, hidden: Tensor) -> Tensor:
-        logits, at_once = self._kept_logits.rows(hidden.shape[0]), self._room.logit_rows
+        logits, at_once = self._kept_logits.rows(hidden.shape[0]), len(self._room.columns["hidden"])
         for rows, into in zip(hidden.split(at_once), logits.split(at_once), strict=True):
             self._room.columns["hidden"][: len(rows)] = rows
             self._room.order.order_logits(len(rows))
@@ -63,7 +64,7 @@ class GptTeam(OnlyRank):
                 if self._room.order.wants_logits:
                     self._share_of_logits(decoder, self._room.order.num_rows)
                 else:
-                    self._compute(decoder, self._room.batch(), kv)
+                    self._compute(decoder, self._room.batch(kv[0].device), kv)
         except TeamBroken:
             return
 
@@ -92,7 +93,7 @@ class GptTeam(OnlyRank):
         for part in range(parts):
             begin, end = (count * place // parts for place in (part, part + 1))
             self._rows = slice(begin, end)
-            tokens = cut_batch(batch, begin, end) if parts > 1 else batch
+            tokens = _cut_batch(batch, begin, end) if parts > 1 else batch
             states = decoder.run_layers(self._layers, self._begin(decoder, tokens, whole[begin:end]), tokens, heads)
             self._hand_on(states, whole[begin:end])
         self._hosts.end_step(parts, whole, kv)
@@ -123,3 +124,36 @@ class GptTeam(OnlyRank):
         self._room.expect(self._team.meet_all())
         self._hosts.collect("logits", logits)
         return logits
+
+
+def _columns(config: GptConfig, place: RankPlace, dtype: torch.dtype) -> dict[str, tuple[int, int, torch.dtype]]:
+    """The activations that ranks exchange, with the columns of all."""
+    extension: Any = native.load()
+    hidden, logit_rows = config.hidden_size, extension.ORDER_ROWS  # so many at once
+    widths = dict.fromkeys(("attended", "q_norm", "out", "down", "x"), hidden)
+    widths |= {"k_norm": config.num_kv_heads * config.head_dim, "inner": config.intermediate_size}
+    return {
+        **{name: (place.tokens, width, dtype) for name, width in widths.items()},
+        "hidden": (logit_rows, hidden, dtype),
+        "logits": (logit_rows, config.vocab_size, torch.float32),
+    }
+
+
+def _cut_batch(batch: TokenBatch, begin: int, end: int) -> TokenBatch:
+    """Some tokens of a step. Earlier tokens of a sequence that is divided are in an earlier part."""
+    starts = batch.cu_q.tolist()
+    there = [s for s in range(len(starts) - 1) if starts[s] < end and starts[s + 1] > begin]
+    first, last = there[0], there[-1] + 1
+    cu_q = batch.cu_q[first : last + 1].clamp(begin, end) - begin
+    seq_lens = batch.seq_lens[first:last] - (batch.cu_q[first + 1 : last + 1] - end).clamp(min=0)
+    return TokenBatch(
+        token_ids=batch.token_ids[begin:end],
+        positions=batch.positions[begin:end],
+        slots=batch.slots[begin:end],
+        rows=batch.rows,
+        cu_q=cu_q,
+        seq_lens=seq_lens,
+        block_tables=batch.block_tables[first:last],
+        q_lens=cu_q.diff().tolist(),
+        kv_lens=seq_lens.tolist(),
+    )

@@ -8,8 +8,8 @@ from torch import Tensor
 from gpu_worker.ops import TokenBatch
 
 
-class OnlyRank:
-    """All of a decoder, in one process. Where several share it, each has a team in the place of this."""
+class DecoderPart:
+    """What one process has of a decoder: here all of it. Ranks that share one have teams in the place of this."""
 
     def __init__(self, num_kv_heads: int) -> None:
         self.first_kv_head = 0
