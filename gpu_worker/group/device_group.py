@@ -42,11 +42,13 @@ def refuse_on_devices(ranks: int, stages: int, hosts: int, device: str, rehearsa
 def load_device_group(model: str, *, ranks: int, patience_s: float, rehearsal: str = "", **options: Any) -> GroupRunner:
     """A runner whose steps `ranks` processes compute together, each on a device of its own: this one is rank 0."""
     names = ("octavo-team", "octavo-blocks", "octavo-meeting")
-    with ExitStack() as while_starting:
+    with ExitStack() as while_starting, ExitStack() as on_failure:
         team, blocks, meeting = (while_starting.enter_context(SharedMemory.create(name)) for name in names)
-        pipes = [os.pipe() for _ in range(ranks - 1)]
-        for read_end, _ in pipes:
-            while_starting.callback(os.close, read_end)
+        pipes = []
+        for _ in range(ranks - 1):
+            pipes.append(os.pipe())
+            while_starting.callback(os.close, pipes[-1][0])
+            on_failure.callback(os.close, pipes[-1][1])
         first = RankTask(
             rank=0,
             size=ranks,
@@ -61,7 +63,9 @@ def load_device_group(model: str, *, ranks: int, patience_s: float, rehearsal: s
             options=options_of_ranks(model, options),
         )
         here = [RankProcess(replace(first, rank=rank, pipes=[read_end])) for rank, (read_end, _) in enumerate(pipes, 1)]
-        return _started(model, first, here, options)
+        runner = _started(model, first, here, options)
+        on_failure.pop_all()
+        return runner
 
 
 def _started(model: str, first: RankTask, here: list[RankProcess], options: dict[str, Any]) -> GroupRunner:
@@ -75,6 +79,7 @@ def _started(model: str, first: RankTask, here: list[RankProcess], options: dict
 
     def note(team: DeviceTeam) -> None:
         teams.append(team)
+        watch.expect_ready()
         if watch.loss:  # before anybody could have been told
             break_off()
 
@@ -86,14 +91,8 @@ def _started(model: str, first: RankTask, here: list[RankProcess], options: dict
         watch.close()
         for each in teams:
             each.close()
-        _close_all(first.pipes)
         if isinstance(error, TeamBroken):
             raise RankFailed(loss or str(error)) from error
         raise
     log.info("a group of %d devices; pids %s", first.size, [os.getpid(), *watch.pids])
     return GroupRunner(runner, watch, teams[0])
-
-
-def _close_all(descriptors: Any) -> None:
-    for each in descriptors:
-        os.close(each)

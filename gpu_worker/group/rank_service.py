@@ -40,7 +40,7 @@ def serve(told: str, words: TextIO) -> None:
     task = RankTask.from_json(told)
     speaker = Speaker(task.rank, words)
     logging.getLogger().addHandler(speaker)
-    runner = load_runner(**task.options, place=task.place())
+    runner = load_runner(**task.options, place=task.place(lambda team: speaker.say(has_loaded=True)))
     info = runner.info
     speaker.say(numerics=info.numerics, num_blocks=info.num_blocks, host=socket.gethostname(), pid=os.getpid())
     threading.Thread(target=speaker.beat, args=(task,), name="beat", daemon=True).start()

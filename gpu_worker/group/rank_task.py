@@ -104,6 +104,7 @@ class RankWord(_Line):
     """What a rank says: that it is ready and what it computes, why it cannot, what it uses, or a line for the log."""
 
     rank: int
+    has_loaded: bool = False  # its model, and waits for others before it is ready
     numerics: str = ""  # it is ready
     host: str = ""  # its name
     pid: int = 0

@@ -16,6 +16,7 @@ log = logging.getLogger(__name__)
 END_PATIENCE_S = 5.0
 REASON_S = 1.0
 BROKEN_OFF = "a rank has ended"  # what the extension says if it knows no more
+LOADING_S = 600.0  # how long others may take for their model when rank 0 has its own: hosts have as long to come
 SILENT_LEASES = 5  # before a rank counts as lost that nobody waits for: a busy machine may not let it speak for one
 
 
@@ -35,10 +36,12 @@ def expect_equal(info: RunnerInfo, words: Sequence[RankWord]) -> None:
 
 @dataclass(slots=True, eq=False)
 class _Rank:
+    has_loaded: bool = False
     ready: RankWord | None = None
     failure: str = ""
     usage: RankUsage | None = None
     silent_s: float = 0.0
+    late_s: float = 0.0  # how long it alone has been waited for, before it is ready
 
 
 @dataclass(slots=True)
@@ -63,6 +66,7 @@ class RankWatch:
         self._rests = dict.fromkeys(sources, b"")  # of the words: what is no line yet
         self._ranks = {number: _Rank() for source in sources for number in source.ranks}
         self._news = _News()
+        self._is_awaited = False
         self._closing = False
         self._thread = threading.Thread(target=self._watch, name="ranks", daemon=True)
         self._thread.start()
@@ -93,8 +97,13 @@ class RankWatch:
             if rank.ready is not None
         ]
 
+    def expect_ready(self) -> None:
+        """Rank 0 has loaded its model: from now on others are waited for no longer than LOADING_S."""
+        self._is_awaited = True
+
     def wait_until_ready(self) -> list[RankWord]:
-        """What all ranks say of themselves, by rank. Raises RankFailed if one cannot start."""
+        """What all ranks say of themselves, by rank. Raises RankFailed if one cannot start, or takes too long."""
+        self.expect_ready()
         news = self._news
         with news.condition:
             news.condition.wait_for(
@@ -138,7 +147,8 @@ class RankWatch:
                         selector.unregister(key.fileobj)
                 now = time.monotonic()
                 # Time in which this process was stopped is nobody's silence.
-                self._note_silence(min(now - turned, self._tick_s))
+                for note in (self._note_silence, self._note_lateness):
+                    note(min(now - turned, self._tick_s))
                 turned = now
                 if now - beaten >= self._tick_s:
                     beaten = now
@@ -182,6 +192,16 @@ class RankWatch:
             if rank.silent_s > self._patience_s and not self._closing:
                 self._tell(loss=f"{self._named(number)} has said nothing for {self._patience_s:g} s")
 
+    def _note_lateness(self, passed_s: float) -> None:
+        """Ranks that have loaded wait for those that have not."""
+        waiting = {number: rank for number, rank in self._ranks.items() if rank.ready is None and self._is_awaited}
+        loading = {number: rank for number, rank in waiting.items() if not rank.has_loaded}
+        for number, rank in (loading or waiting).items():
+            rank.late_s += passed_s
+            if rank.late_s > LOADING_S and not self._closing:
+                what = f"is not ready {LOADING_S:g} s after rank 0 has loaded its model"
+                self._tell(loss=f"{self._named(number)} {what}: it hangs, or reads its files too slowly")
+
     def _hear(self, word: RankWord) -> None:
         rank = self._ranks[word.rank]
         rank.silent_s = 0.0
@@ -189,6 +209,8 @@ class RankWatch:
             log.log(word.level, "rank %d: %s", word.rank, word.line)
         elif word.failure:
             rank.failure = rank.failure or word.failure
+        elif word.has_loaded:
+            rank.has_loaded = True
         elif word.usage is not None:
             rank.usage = RankUsage(**word.usage)
         else:

@@ -159,18 +159,17 @@ def load_runner(
             kv_cache_bytes -= adapter_share(kv_cache_bytes) if adapter_bytes is None else adapter_bytes
         trial.close()
     num_blocks = kv_cache_bytes // shape.bytes_per_block
-    if swap_bytes is None:
-        swap_bytes = host_pool_bytes(available_bytes())
-    num_host_blocks = swap_bytes // shape.bytes_per_block
-    if team is not None:
-        num_blocks, num_host_blocks = agreed_blocks(team, num_blocks, num_host_blocks)
     if num_blocks < 1:
         raise InvalidArgument(
             "kv_cache_bytes",
             f"{kv_cache_bytes} do not hold a block of {shape.bytes_per_block} bytes: give more, as many as the longest"
             " sequence needs at least",
         )
+    if swap_bytes is None:
+        swap_bytes = host_pool_bytes(available_bytes())
+    num_host_blocks = swap_bytes // shape.bytes_per_block
     if team is not None:
+        num_blocks, num_host_blocks = agreed_blocks(team, num_blocks, num_host_blocks)
         arena: KvArena = RankArena(shape, num_blocks, num_host_blocks, where, ops, team)
     else:
         shared = None

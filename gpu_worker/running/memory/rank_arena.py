@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import torch
@@ -67,16 +68,19 @@ class GroupCopier:
     def __init__(self, own: BlockCopier, team: DeviceTeam) -> None:
         self._own = own
         self._team = team
-        self._pipes = list(team.place.pipes)
+        self._pipes = team.place.pipes
+        for pipe in self._pipes:
+            os.set_blocking(pipe, False)
+        self._closing = False
         self._turn = threading.Lock()
         self._number = 0
 
     def close(self) -> None:
         """No copy begins from here on."""
+        self._closing = True
         with self._turn:
             for pipe in self._pipes:
                 os.close(pipe)
-            self._pipes.clear()
 
     def copy_out(self, pairs: Pairs) -> SwapTicket | None:
         return self._copy(0, pairs)
@@ -87,16 +91,26 @@ class GroupCopier:
     def _copy(self, into: int, pairs: Pairs) -> SwapTicket | None:
         with self._turn:
             self._number = number = self._number + 1
-            order = HEADER.pack(into, number, len(pairs)) + struct.pack(f"={2 * len(pairs)}q", *sum(pairs, ()))
-            if len(self._pipes) < len(self._team.place.pipes):
-                raise TeamBroken("the group was closed")
+            order = HEADER.pack(into, number, len(pairs)) + struct.pack(
+                f"={2 * len(pairs)}q", *chain.from_iterable(pairs)
+            )
             try:
                 for pipe in self._pipes:
-                    _write_all(pipe, order)
+                    self._write(pipe, order)
             except OSError as error:
                 raise TeamBroken(f"a rank takes no orders any more: {error}") from error
         own = self._own.copy_in(pairs) if into else self._own.copy_out(pairs)
         return GroupTicket(own, self._team, STAGED, number)
+
+    def _write(self, pipe: int, order: bytes) -> None:
+        """The pipe of a rank that is stopped may be full."""
+        while order:
+            if self._closing or self._team.trouble:
+                raise TeamBroken(self._team.trouble or "the group was closed")
+            try:
+                order = order[os.write(pipe, order) :]
+            except BlockingIOError:
+                time.sleep(LOOK_S)
 
 
 class RankArena(KvArena):
@@ -238,8 +252,3 @@ def _pinned(memory: Tensor) -> int:
     if int(failed):
         raise RuntimeError(f"CUDA cannot pin {memory.numel()} bytes of the host's memory for blocks: {failed}")
     return memory.data_ptr()
-
-
-def _write_all(descriptor: int, data: bytes) -> None:
-    while data:
-        data = data[os.write(descriptor, data) :]

@@ -17,6 +17,7 @@ from guard.processes import ranks_of
 from live.process import wait_until
 
 from gpu_worker import LLM, SamplingParams
+from gpu_worker.group import rank_watch
 from gpu_worker.group.group_runner import GroupRunner
 from gpu_worker.group.loading import load_group
 from gpu_worker.group.rank_process import RankProcess
@@ -146,9 +147,25 @@ def test_a_rank_that_cannot_start_is_named_with_its_reason(folder, kind, model, 
     assert losses == [1]
 
 
-def test_a_front_that_cannot_start_leaves_no_rank(folder: Path) -> None:
-    with pytest.raises(ValueError, match="kv_cache_bytes"):
-        load_group(str(folder), ranks=2, patience_s=1.0, **{**SIZES, "kv_cache_bytes": 1})
+@pytest.mark.parametrize("device", [{}, {"rehearsal": "native"}])
+def test_a_front_that_cannot_start_leaves_no_rank(folder: Path, device: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="kv_cache_bytes: 1 do not hold a block"):
+        load_group(str(folder), ranks=2, patience_s=1.0, **{**SIZES, **device, "kv_cache_bytes": 1})
+    assert not ranks_of(os.getpid())
+
+
+@pytest.mark.parametrize("device", [{}, {"rehearsal": "native"}])
+def test_a_rank_that_hangs_while_it_loads_is_named_and_ended(folder, device, monkeypatch):
+    start = RankProcess.start
+
+    def start_stopped(process: RankProcess) -> None:
+        start(process)
+        os.kill(process.pid, signal.SIGSTOP)
+
+    monkeypatch.setattr(RankProcess, "start", start_stopped)
+    monkeypatch.setattr(rank_watch, "LOADING_S", 0.5)
+    with pytest.raises(RankFailed, match=r"^rank 1 \(pid \d+\) is not ready 0.5 s after rank 0 has loaded its model: "):
+        load_group(str(folder), ranks=2, patience_s=1.0, **{**SIZES, **device})
     assert not ranks_of(os.getpid())
 
 

@@ -155,6 +155,17 @@ def test_a_rank_with_a_device_that_cannot_start_is_named_with_its_reason(folder,
     assert not ranks_of(os.getpid())
 
 
+def test_a_group_that_fails_before_its_ranks_start_keeps_no_file_open(folder, monkeypatch):
+    def fail(*_: object) -> None:
+        raise OSError("too many files are open")
+
+    monkeypatch.setattr(device_group, "options_of_ranks", fail)
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(OSError, match="too many"):
+        load_group(str(folder), ranks=3, patience_s=5.0, **{**SIZES, **REHEARSED})
+    assert len(os.listdir("/proc/self/fd")) == len(before)
+
+
 def test_the_rank_with_the_least_room_decides_how_many_blocks_there_are(group, folder):
     """Which is measured beside the largest steps, which all ranks compute: rank 1 has two of three heads."""
     runner = group(2, kv_cache_bytes=None, context_tokens=128, gpu_memory_utilization=0.5, **REHEARSED)

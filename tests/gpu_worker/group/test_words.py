@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from live.process import wait_until
 
+from gpu_worker.group import rank_watch
 from gpu_worker.group.hosts import follower, host_connection
 from gpu_worker.group.hosts.follower import Follower
 from gpu_worker.group.hosts.host_connection import LEAVE, HostConnection
@@ -101,6 +102,22 @@ def test_a_host_that_is_not_understood_ends_the_group(streams: Streams, word: by
     watch.close()
     assert not watch._thread.is_alive()
     assert losses == [1]
+
+
+@pytest.mark.parametrize("word", [{"has_loaded": True}, {"numerics": "x"}])
+def test_the_rank_for_which_others_wait_is_named(streams: Streams, monkeypatch: pytest.MonkeyPatch, word: dict) -> None:
+    """Not before rank 0 has loaded: until then nobody is late."""
+    near, far = streams
+    monkeypatch.setattr(rank_watch, "LOADING_S", 0.2)
+    ended = threading.Event()
+    watch = RankWatch([HostConnection(1, [1, 2], near)], 5.0, ended.set)
+    watch._tick_s = 0.05
+    far.sendall((RankWord(rank=1, **word).to_json() + "\n").encode())
+    assert not ended.wait(0.5)
+    watch.expect_ready()
+    assert ended.wait(10)
+    assert watch.loss.startswith("rank 2 is not ready 0.2 s after rank 0 has loaded its model")
+    watch.close()
 
 
 def test_a_front_that_was_killed_with_words_unread_has_ended(streams: Streams) -> None:

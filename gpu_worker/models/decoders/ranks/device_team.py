@@ -46,7 +46,6 @@ class DeviceTeam(DecoderPart):
         self._exchange: ColumnExchange | None = None
         self._forwarded: Tensor | None = None
         self._num_moves = 0
-        place.on_team(self)
 
     def connect(self) -> None:
         """Waits until all ranks have loaded their model, as long as that takes them, and connects their devices.
@@ -55,6 +54,7 @@ class DeviceTeam(DecoderPart):
         """
         warm = torch.ones((16, 16), device=self._device)
         (warm @ warm).sum().item()  # libraries are loaded now, and not while others wait for a lease
+        self.place.on_team(self)
         self._room.expect(self._team.meet_for_orders())
         try:
             self._exchange = ColumnExchange(self.place, self._device)

@@ -52,7 +52,7 @@ class RankPlace:
     meeting: int = -1
     rehearsal: str = ""  # of those: the ops with which CPUs pretend to be their devices; empty: they are GPUs
     pipes: Sequence[int] = ()  # of those: rank 0 tells each other one by a pipe which blocks to copy beside the steps
-    on_team: Callable[[Any], None] = lambda team: None  # is told of the rank's team, before that waits for others
+    on_team: Callable[[Any], None] = lambda team: None  # is told of the rank's team, when that waits for others next
 
     @property
     def has_device(self) -> bool:
