@@ -31,6 +31,7 @@ from octavo.text.encoded_prompt import NO_ENCODER
 FIRST_SOURCES = {  # the matrices of a layer, and the first tensor that each is made of
     "qkv": "self_attn.q_proj",
     "out": "self_attn.o_proj",
+FUSED_SOURCES = {"qkv": "self_attn.qkv_proj", "gate_up": "mlp.gate_up_proj"}  # Phi-3's are one matrix already
     "gate_up": "mlp.gate_proj",
     "down": "mlp.down_proj",
 }
@@ -108,8 +109,7 @@ def _layer(
     }
     if config.experts is not None and config.expert_layers[layer]:
         del parts["gate_up"], parts["down"]
-    fused = {"qkv": "self_attn.qkv_proj", "gate_up": "mlp.gate_up_proj"}  # Phi-3's are one matrix already
-    for name, whole in fused.items():
+    for name, whole in FUSED_SOURCES.items():
         if name in parts and f"{prefix}{whole}.weight" in checkpoint:
             parts[name] = ([whole], [sum(parts[name][1])], hidden)
     tensors: dict[str, Tensor | M] = {}

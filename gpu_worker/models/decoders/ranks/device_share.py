@@ -14,20 +14,15 @@ from torch import Tensor
 from gpu_worker.models.decoders.config import LlamaConfig
 from gpu_worker.models.decoders.experts import PLACES, SHARED, StackTensors
 from gpu_worker.models.decoders.gpt import GptConfig
+from gpu_worker.models.decoders.llama import FIRST_SOURCES, FUSED_SOURCES
 from gpu_worker.models.decoders.ranks.device_team import DeviceTeam
 from gpu_worker.models.decoders.ranks.gpt_share import GptShare
 from gpu_worker.models.decoders.ranks.llama_share import LlamaShare, stack_of
-from gpu_worker.models.decoders.ranks.place import RankPlace, ShareSpan
+from gpu_worker.models.decoders.ranks.place import RankPlace, ShareSpan, cut_rows
 from octavo.request.errors import InvalidArgument
 
-STEMS = {  # of a layer's matrices in checkpoints, by the first tensor that each is made of
-    "self_attn.q_proj": "qkv",
-    "self_attn.qkv_proj": "qkv",
-    "self_attn.o_proj": "out",
-    "mlp.gate_proj": "gate_up",
-    "mlp.gate_up_proj": "gate_up",
-    "mlp.down_proj": "down",
-}
+# Our names of a layer's matrices, by the first tensor in checkpoints that each is made of.
+STEMS = {source: name for sources in (FIRST_SOURCES, FUSED_SOURCES) for name, source in sources.items()}
 FIRST_OF_EXPERTS = tuple(f".{gate}" for gate, _, _ in PLACES.values())
 Columns = Mapping[str, Sequence[ShareSpan]]  # of each rank, by name
 
@@ -48,8 +43,15 @@ class LlamaDeviceShare:
         shares = [LlamaShare.of(config, replace(place, rank=rank)) for rank in range(place.size)]
         heads = [share.kv_heads for share in shares]
         refuse_headless(config.num_kv_heads, heads)
+        dim = config.head_dim
+        keys = [ShareSpan(span.first * dim, span.num * dim) for span in heads]
         group = config.num_heads // config.num_kv_heads
-        columns = _columns(heads, config.head_dim, group) | {
+        queries = [ShareSpan(span.first * group, span.num * group) for span in keys]
+        columns = {
+            "kv_heads": heads,
+            "attended": queries,
+            "q_norm": queries,
+            "k_norm": keys,
             "out": [share.hidden for share in shares],
             **{name: [getattr(share, name) for share in shares] for name in ("inner", "expert_inner", "shared_inner")},
             "down": [share.hidden for share in shares],
@@ -80,7 +82,7 @@ class LlamaDeviceShare:
         return finished
 
     def _own(self, stem: str, tensor: Tensor) -> Tensor:
-        return rows_of(tensor, self.rows[stem]) if stem in self.rows else tensor
+        return cut_rows(tensor, self.rows[stem]) if stem in self.rows else tensor
 
 
 def gpt_team(config: GptConfig, place: RankPlace) -> Callable[[torch.device], DeviceTeam]:
@@ -88,12 +90,8 @@ def gpt_team(config: GptConfig, place: RankPlace) -> Callable[[torch.device], De
     shares = [GptShare.of(config, replace(place, rank=rank)) for rank in range(place.size)]
     heads = [share.kv_heads for share in shares]
     refuse_headless(config.num_kv_heads, heads)
-    columns = _columns(heads, config.head_dim, config.num_heads // config.num_kv_heads) | {
-        "out": [share.hidden for share in shares],
-        "inner": [share.inner for share in shares],
-        "down": [share.hidden for share in shares],
-        "logits": [share.vocab for share in shares],
-    }
+    own = [share.columns(config) for share in shares]
+    columns = {"kv_heads": heads} | {name: [each[name] for each in own] for name in own[0]}
     return lambda device: DeviceTeam(place, device, columns, config.context_tokens)
 
 
@@ -102,18 +100,6 @@ def refuse_headless(num_kv_heads: int, heads: Sequence[ShareSpan]) -> None:
         raise InvalidArgument(
             "tensor_parallel", f"a GPU keeps whole KV heads, of which this model has {num_kv_heads}: give no more ranks"
         )
-
-
-def rows_of(tensor: Tensor, spans: Sequence[ShareSpan]) -> Tensor:
-    parts = [tensor[span.first : span.first + span.num] for span in spans]
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-
-def _columns(heads: Sequence[ShareSpan], dim: int, group: int) -> dict[str, Sequence[ShareSpan]]:
-    """What ranks have of attention."""
-    keys = [ShareSpan(span.first * dim, span.num * dim) for span in heads]
-    queries = [ShareSpan(span.first * group, span.num * group) for span in keys]
-    return {"kv_heads": heads, "attended": queries, "q_norm": queries, "k_norm": keys}
 
 
 def _stem_of(name: str) -> str:

@@ -3,11 +3,10 @@
 from dataclasses import dataclass
 from typing import Self
 
-import torch
 from torch import Tensor
 
 from gpu_worker.models.decoders.gpt import GptConfig
-from gpu_worker.models.decoders.ranks.place import RankPlace, ShareSpan, refuse_small
+from gpu_worker.models.decoders.ranks.place import RankPlace, ShareSpan, cut_rows, refuse_small
 from gpu_worker.ops.native_cpu import MAX_HEAD_DIM
 from octavo.request.errors import InvalidArgument
 
@@ -85,8 +84,8 @@ class GptShare:
                 continue
             spans = rows.get(rest.removesuffix("_bias"))
             if spans is not None:
-                tensor = torch.cat([tensor[span.first : span.first + span.num] for span in spans])
+                tensor = cut_rows(tensor, spans).clone()
             cut[name] = tensor
         if "head" not in cut:
-            cut["head"] = cut["embedding"][self.vocab.first : self.vocab.first + self.vocab.num]
+            cut["head"] = cut_rows(cut["embedding"], [self.vocab])
         return cut

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple, Self
 
+import torch
 from torch import Tensor
 
 from gpu_worker.ops import native
@@ -107,6 +108,12 @@ def of_hosts(place: RankPlace, share_of: Callable[[RankPlace], Any]) -> list[Any
         spans = {name: ShareSpan(one.first, end.first + end.num - one.first) for name, (one, end) in ends.items()}
         found.append(replace(begin, **spans))
     return found
+
+
+def cut_rows(tensor: Tensor, spans: Sequence[ShareSpan]) -> Tensor:
+    """Those rows of a tensor, in the same memory where they are neighbours there."""
+    parts = [tensor[span.first : span.first + span.num] for span in spans]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def refuse_small(place: RankPlace, num_layers: int, layers: ShareSpan, rows: Sequence[ShareSpan]) -> None:
