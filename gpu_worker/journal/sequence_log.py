@@ -74,6 +74,11 @@ class SequenceLog:
     def ended(self) -> bool:
         return all(branch.ended for branch in self.branches)
 
+    @property
+    def num_running(self) -> int:
+        """The branches that have not ended."""
+        return sum(not branch.ended for branch in self.branches)
+
     def forget(self) -> None:
         """Nothing is appended to the log or published of it from now on."""
         self.gone = True

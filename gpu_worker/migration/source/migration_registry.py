@@ -7,8 +7,9 @@ from collections.abc import Collection
 
 from gpu_worker.migration.calls.targets import TargetWorker
 from gpu_worker.migration.source.migration_progress import MigrationOutcome, MigrationProgress, MigrationTally
-from gpu_worker.migration.source.outgoing_migration import OutgoingMigration, SourceWorker
+from gpu_worker.migration.source.outgoing_migration import OutgoingMigration
 from gpu_worker.migration.source.prompt_sender import PromptSender
+from gpu_worker.migration.source.target_exchange import SourceWorker
 from octavo.process.loop import end_tasks
 from octavo.request.errors import CannotMove, Draining, InvalidArgument, NotFound, TooManyMoves
 from octavo.request.ids import Incarnation, SequenceId
@@ -41,7 +42,7 @@ class MigrationRegistry:
     @property
     def num_moving_branches(self) -> int:
         """How many branches these sequences run here."""
-        return sum(each.num_branches for each in self._under_way.values() if not each.awaits_start)
+        return sum(each.num_running for each in self._under_way.values() if not each.awaits_start)
 
     @property
     def num_free(self) -> int:

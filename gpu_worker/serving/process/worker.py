@@ -34,7 +34,7 @@ from gpu_worker.migration.prefix.block_supplier import BlockSupplier
 from gpu_worker.migration.prefix.prefix_fetcher import PrefixFetcher, warm_up
 from gpu_worker.migration.source.migration_progress import MigrationTally
 from gpu_worker.migration.source.migration_registry import MigrationRegistry
-from gpu_worker.migration.source.outgoing_migration import SourceWorker
+from gpu_worker.migration.source.target_exchange import SourceWorker
 from gpu_worker.migration.standby.standby_buddy import StandbyBuddy
 from gpu_worker.migration.standby.standby_owner import StandbyOwner
 from gpu_worker.migration.target.migration_target import MigrationTarget

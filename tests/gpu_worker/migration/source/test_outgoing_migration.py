@@ -8,7 +8,7 @@ from transfer_mishaps import Mishap
 from waiting import until
 from worker_pair import ENDED, MOVED, PROMPT, STAYED, Follower, WorkerPair, greedy, set_pace, worker_pair
 
-from gpu_worker.migration.source import outgoing_migration
+from gpu_worker.migration.source import target_exchange
 from octavo.internal.v1 import worker_pb2
 from octavo.process import failpoints
 from octavo.request.errors import CannotMove, InvalidArgument, NotFound, TooManyMoves
@@ -29,7 +29,7 @@ KINDS = [
 @pytest.mark.parametrize("interval", some([1, 4], [4]))
 async def test_sequences_of_every_kind_move_back_and_forth_and_nobody_notices(interval: int, monkeypatch):
     """Four times each. Tokens and scores are those of a run without a move, and nothing is computed again."""
-    monkeypatch.setattr(outgoing_migration, "STOP_S", 20.0)  # else a stall of the machine ends a move
+    monkeypatch.setattr(target_exchange, "STOP_S", 20.0)  # else a stall of the machine ends a move
     prompts = [(number, *PROMPT) for number in range(len(KINDS))]
     # Without guesses: a second run would repeat the first in a few steps.
     settings = {"speculation": "off", "move_limit": len(KINDS), "block_size": 16}  # few blocks fill during a round
@@ -92,7 +92,7 @@ async def test_a_prefix_that_the_target_has_does_not_travel(pair: WorkerPair):
 @pytest.mark.parametrize("how", ["", "during its prefill", "lost"])
 async def test_the_scores_of_a_prompt_are_what_they_were_for_whoever_follows_from_the_start(how: str, monkeypatch):
     """After each of two moves, although no worker but the first has computed the prompt, if they come along."""
-    monkeypatch.setattr(outgoing_migration, "STOP_S", 20.0)
+    monkeypatch.setattr(target_exchange, "STOP_S", 20.0)
     finish = Mishap(monkeypatch, "Finish")
     params = greedy(150, temperature=0.8, seed=3, logprobs=0, prompt_logprobs=2)
     prefills = how == "during its prefill"

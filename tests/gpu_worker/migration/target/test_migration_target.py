@@ -8,7 +8,7 @@ from transfer_mishaps import run_on_at
 from waiting import until
 from worker_pair import MOVED, STAYED, Follower, WorkerPair, greedy, set_pace
 
-from gpu_worker.migration.source import outgoing_migration
+from gpu_worker.migration.source import target_exchange
 from gpu_worker.migration.target import migration_target
 from octavo.process import failpoints
 from octavo.request.errors import NotFound, OutOfBlocks, TooManyMoves
@@ -19,7 +19,7 @@ PARAMS = greedy(600)
 @pytest.fixture
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """The source waits for the answer to Finish."""
-    monkeypatch.setattr(outgoing_migration, "STOP_S", 20.0)
+    monkeypatch.setattr(target_exchange, "STOP_S", 20.0)
 
 
 async def grow(pair: WorkerPair, follower: Follower, num_tokens: int) -> None:
