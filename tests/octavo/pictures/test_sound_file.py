@@ -3,7 +3,6 @@
 import array
 import math
 import random
-import resource
 import struct
 from contextlib import suppress
 
@@ -115,11 +114,9 @@ HOSTILE = {
 @pytest.mark.parametrize("name", HOSTILE)
 def test_what_is_hostile_is_refused(name):
     data, what = HOSTILE[name]
-    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(InvalidArgument, match=what) as refused:
         read(data)
     assert refused.value.field == FIELD and len(str(refused.value)) < 300
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - most < 32 << 10, "KiB more than ever before"
 
 
 def test_bytes_that_are_changed_are_read_or_refused():

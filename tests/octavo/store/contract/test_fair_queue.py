@@ -38,7 +38,7 @@ async def test_a_class_has_a_bounded_head_start(tenants):
     assert sorted(served[passed:]) == sorted("bibibi")
 
 
-@pytest.mark.parametrize("store_url", [""])  # a server does the same: test_differential.py
+@pytest.mark.parametrize("store_url", [""])  # a server does the same: test_long_queues.py
 async def test_a_short_answer_gives_its_charge_back(tenants):
     """Both tenants compute eight tokens per request, but one of them has asked for a hundred times as many."""
     served, num_asked = [], {"x": 10, "y": 10}
