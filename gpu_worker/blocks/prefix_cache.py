@@ -136,7 +136,8 @@ class PrefixCache:
 
     def next_evicted(self, count: int) -> list[tuple[BlockHash, BlockId]]:
         """The first `count` blocks that would be evicted now, in that order."""
-        return [(self._hashes[block], block) for block in self._in_order(count)]
+        idle = chain(self._idle, self._idle_standby, self._idle_kept)
+        return [(self._hashes[block], block) for block in islice(idle, count)]
 
     def hottest(self, refs: Sequence[int], limit: int) -> list[BlockHash]:
         """Known blocks, each before those that continue it: used ones, the most shared first; then the last idle ones.
@@ -224,10 +225,6 @@ class PrefixCache:
         if block_hash in self.kept:
             return self._idle_kept
         return self._idle_standby if block_hash in self.standby else self._idle
-
-    def _in_order(self, count: int) -> Iterable[BlockId]:
-        """The first `count` idle blocks in the order of eviction."""
-        return islice(chain(self._idle, self._idle_standby, self._idle_kept), count)
 
     def _move_hash(self, block_hash: BlockHash, *, last: bool = True) -> None:
         block = self._blocks.get(block_hash)

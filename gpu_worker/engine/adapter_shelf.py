@@ -58,7 +58,6 @@ class AdapterShelf:
         self.digests: tuple[str, ...] = ()  # of what is there; replaced, never changed
         self.num_bytes = 0
         self.num_loaded = 0
-        self.num_evicted = 0
 
     def memory(self) -> AdapterMemory:
         """Where adapters are kept. Any thread may call it. Raises Unimplemented if none runs here."""
@@ -192,6 +191,5 @@ class AdapterShelf:
             memory.drop(kept.number)
             del self._there[digest]
             self.num_bytes -= kept.num_bytes
-            self.num_evicted += 1
             missing -= kept.num_bytes
         self.digests = tuple(self._there)

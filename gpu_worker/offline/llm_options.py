@@ -76,15 +76,11 @@ class LLMOptions(TypedDict, total=False):
     disable_log_stats: bool
 
 
-def _same(value: Any) -> Any:
-    return value
-
-
 class RenamedOption(NamedTuple):
     """The setting of a worker that an option of vLLM means, and how its value is converted."""
 
     setting: str
-    convert: Callable[[Any], Any] = _same
+    convert: Callable[[Any], Any] = lambda value: value
 
 
 def _gibibytes(value: Any) -> int:

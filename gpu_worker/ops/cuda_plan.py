@@ -145,11 +145,8 @@ class AttentionPlan:
 
     def _divided(self, q_lens: Sequence[int]) -> tuple[list[int], list[int]]:
         """How many queries each sequence has for the kernel for decodes, and for the other one."""
-        few = [n if self._tensor_cores and self._is_few(n) else 0 for n in q_lens]
+        few = [n if self._tensor_cores and (n == 1 or 0 < n * self._group <= FEW_ROWS) else 0 for n in q_lens]
         return few, [all_of - of_few for all_of, of_few in zip(q_lens, few, strict=True)]
-
-    def _is_few(self, queries: int) -> bool:
-        return queries > 0 and (queries == 1 or queries * self._group <= FEW_ROWS)
 
 
 class RefillableArray:

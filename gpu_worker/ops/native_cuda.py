@@ -207,7 +207,8 @@ class NativeCudaOps(ReferenceOps):
         if not pairs:
             return None
         check_pairs(pairs, source.shape[1], target.shape[1])
-        if not all(self._reachable(arena) for arena in (source, target)):
+        # Copy engines and kernels read and write what is on the device, or pinned, without the host's help.
+        if not all(arena.device == self._device or arena.is_pinned() for arena in (source, target)):
             super().swap_blocks(source, target, pairs)
             if self._device.type == "cuda":
                 torch.cuda.synchronize(self._device)
@@ -225,10 +226,6 @@ class NativeCudaOps(ReferenceOps):
         sources, targets = pairs.t().contiguous()
         self.extension.gather_blocks(ref(staging), ref(arena), ref(sources), 0, self._stream())
         self.extension.scatter_blocks(ref(arena), ref(staging), ref(targets), 0, self._stream())
-
-    def _reachable(self, arena: Tensor) -> bool:
-        """Whether copy engines and kernels can read and write the arena without the host's help."""
-        return arena.device == self._device or arena.is_pinned()
 
     def _stream(self) -> int:
         return current_stream(self._device)

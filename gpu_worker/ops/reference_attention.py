@@ -102,15 +102,11 @@ def _pages(blocks: Tensor, kv: Tensor) -> Tensor:
     return (blocks[:, None, :] * kv.shape[1] * 2 + heads[:, None] * 2).flatten()
 
 
-def _as_pages(kv: Tensor) -> Tensor:
-    """A layer as pages of one head: [num_blocks * num_kv_heads * 2, block_size, width]."""
-    return kv_format.raw(kv).view(-1, *kv.shape[3:])
-
-
 def _gather(kv: Tensor, pages: Tensor, group: _SequenceGroup, queries: Tensor) -> Tensor:
     """Keys (or values) [num_sequences, num_kv_heads, num_keys, head_dim] of a group, as numbers like the queries."""
     num_kv_heads, head_dim = kv.shape[1], queries.shape[-1]
-    stored = _as_pages(kv).index_select(0, pages).view(kv.dtype)
+    of_one_head = kv_format.raw(kv).view(-1, *kv.shape[3:])  # [num_blocks * num_kv_heads * 2, block_size, width]
+    stored = of_one_head.index_select(0, pages).view(kv.dtype)
     dense = kv_format.decode(stored, head_dim, queries.dtype).view(group.num_sequences, num_kv_heads, -1, head_dim)
     if group.stale is not None:  # garbage must not reach the sum: 0 * NaN is NaN
         sequence, key = group.stale

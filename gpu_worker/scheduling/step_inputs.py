@@ -73,7 +73,8 @@ class StepInputs:
                 sample_seats.append(branch.seat)
                 branches.append(sample.index)
             if chunk.score_from >= 0:
-                step.scored.append(_known_tokens(number, chunk))
+                known = longs(branch.tokens[chunk.score_from : chunk.score_end])
+                step.scored.append(KnownTokens(number, chunk.score_from, known))
             if branch.sequence.pooling is not None and (pooled := _pooled(number, chunk, branch.sequence.pooling)):
                 step.pooled.append(pooled)
         step.num_decodes, step.num_drafted = num_decodes, plan.num_drafted
@@ -153,7 +154,3 @@ def _pooled(number: int, chunk: Chunk, pooling: Pooling) -> PooledChunk | None:
     if not params.needs_all_rows and chunk.start + chunk.length < len(chunk.branch.tokens):
         return None
     return PooledChunk(number, params.kind, ints(params.token_ids), pooling.total_before(chunk.start))
-
-
-def _known_tokens(number: int, chunk: Chunk) -> KnownTokens:
-    return KnownTokens(number, chunk.score_from, longs(chunk.branch.tokens[chunk.score_from : chunk.score_end]))

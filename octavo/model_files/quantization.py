@@ -78,14 +78,12 @@ def is_reordered(content: Mapping[str, Any]) -> bool:
 
 def _kept(content: Mapping[str, Any], bits: Sequence[int]) -> str:
     """How the extension keeps codes: it has zero points for those of 4 bits alone."""
-    decoded = 8 in bits and (content.get("sym") is False or not _is_symmetric(content))
+    decoded = 8 in bits and (
+        content.get("sym") is False or not all(each["weights"].get("symmetric", True) for each in _groups(content))
+    )
     kept = [str(each) for each in bits if each == 4 or not decoded]
     parts = [f"kept in {' and '.join(kept)} bits"] if kept else []
     return " and ".join([*parts, "decoded to the model's dtype (8 bits)"] if decoded else parts)
-
-
-def _is_symmetric(content: Mapping[str, Any]) -> bool:
-    return all(each["weights"].get("symmetric", True) for each in _groups(content))
 
 
 def _bits(content: Mapping[str, Any]) -> set[int]:

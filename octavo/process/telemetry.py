@@ -94,8 +94,9 @@ class JsonFormatter(HumanFormatter):
     """Writes one JSON object per line: time, level, program, logger, message, context; `stack` after an error."""
 
     def format(self, record: logging.LogRecord) -> str:
+        at = time.gmtime(record.created)
         fields: dict[str, object] = {
-            "time": _utc(record.created),
+            "time": f"{time.strftime('%Y-%m-%dT%H:%M:%S', at)}.{int(record.created % 1 * 1000):03d}Z",
             "level": record.levelname.lower(),
             "program": self._program,
             "logger": record.name,
@@ -105,7 +106,3 @@ class JsonFormatter(HumanFormatter):
         if record.exc_info and record.exc_info[1]:
             fields["stack"] = stack_of(record.exc_info[1])
         return json.dumps(fields, default=str)
-
-
-def _utc(seconds: float) -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds)) + f".{int(seconds % 1 * 1000):03d}Z"

@@ -93,7 +93,9 @@ class BlockFiles:
 
     def latest(self, limit: int) -> list[BlockHash]:
         """The blocks that were used last, those before others that were used before them: prefixes first."""
-        ages = sorted((used, path.name) for path, size, used in self._all() if self._is_block(path, size))
+        whole = HEADER_BYTES + self._bytes_per_block
+        found = self._all()
+        ages = sorted((used, path.name) for path, size, used in found if size == whole and _NAME.fullmatch(path.name))
         return [BlockHash(bytes.fromhex(name)) for _, name in ages[len(ages) - limit if limit < len(ages) else 0 :]]
 
     def folders(self) -> dict[str, int]:
@@ -148,9 +150,6 @@ class BlockFiles:
                     Path(entry.path).unlink(missing_ok=True)
                     continue
                 yield Path(entry.path), status.st_size, status.st_mtime
-
-    def _is_block(self, path: Path, size: int) -> bool:
-        return bool(_NAME.fullmatch(path.name)) and size == HEADER_BYTES + self._bytes_per_block
 
     def _path(self, block_hash: BlockHash) -> Path:
         return self._directory / folder_of(block_hash) / block_hash.hex()

@@ -6,7 +6,6 @@ fp8 numbers are multiplied with. How inputs are to be rounded counts for who ask
 octavo do not round those. `kv_scales` reads scales of the cache.
 """
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -99,8 +98,8 @@ class Fp8Source:
         rows = tensor.shape[0]
         if scale.shape in ((rows,), (rows, 1)):
             return scale.reshape(rows, 1)
-        if self._tile and tensor.dim() == 2 and tuple(scale.shape) == _num_tiles(tuple(tensor.shape), self._tile):
-            height, width = self._tile
+        height, width = self._tile or (0, 0)
+        if self._tile and tensor.dim() == 2 and scale.shape == (-(-rows // height), -(-tensor.shape[1] // width)):
             return scale.repeat_interleave(height, 0)[:rows].repeat_interleave(width, 1)[:, : tensor.shape[1]]
         shape = tuple(scale.shape)
         raise BadModel(f"the scales of tensor {name!r} are {shape}: neither one, nor one for a row or tile")
@@ -124,10 +123,6 @@ def _input_columns(quantization: Mapping[str, Any], tile: tuple[int, int] | None
     by_strategy: dict[tuple[Any, Any], int | None]
     by_strategy = {(True, "token"): 0, (True, "group"): group, (False, "tensor"): STATIC}
     return by_strategy.get((inputs.get("dynamic", False), inputs.get("strategy")))
-
-
-def _num_tiles(shape: tuple[int, ...], tile: tuple[int, int]) -> tuple[int, ...]:
-    return tuple(math.ceil(size / part) for size, part in zip(shape, tile, strict=True))
 
 
 def _tile(quantization: Mapping[str, Any]) -> tuple[int, int] | None:

@@ -1,7 +1,7 @@
 """What the model runner asks of a model, and activations whose bits depend on each number alone."""
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -9,11 +9,11 @@ from torch.nn import functional
 
 from gpu_worker.ops import TokenBatch
 from gpu_worker.ops.lora import Lora
-from gpu_worker.ops.state_format import StateShape
+from gpu_worker.ops.state_format import NO_STATE, StateShape
 from octavo.model_files.lora_files import LoraFiles
-from octavo.model_files.lora_support import LoraSupport
-from octavo.pictures.support import PictureSupport
-from octavo.text.encoded_prompt import EncoderSupport
+from octavo.model_files.lora_support import NO_LORA, LoraSupport
+from octavo.pictures.support import NO_PICTURES, PictureSupport
+from octavo.text.encoded_prompt import NO_ENCODER, EncoderSupport
 
 LoadLora = Callable[[LoraFiles], Lora]  # raises BadModel
 EncodeTokens = Callable[[Sequence[int]], Tensor]  # a row for each token
@@ -54,14 +54,14 @@ class Decoder(Protocol):
     capturable: bool
     batch_invariant: bool  # whether a sequence's results do not depend on the batch, provided that the ops' do not
 
-    load_lora: LoadLora | None  # makes an adapter that batches may name; None: no adapter runs with this decoder
-    lora_support: LoraSupport  # which adapters these are, or why there are none
+    load_lora: LoadLora | None = None  # makes an adapter that batches may name; None: no adapter runs with this decoder
+    lora_support: LoraSupport = NO_LORA  # which adapters these are, or why there are none
 
-    encode_picture: EncodePicture | None  # any thread may call it; None: batches have no pictures
-    picture_support: PictureSupport  # which pictures these are, or why there are none
+    encode_picture: EncodePicture | None = None  # any thread may call it; None: batches have no pictures
+    picture_support: PictureSupport = NO_PICTURES  # which pictures these are, or why there are none
 
-    encode: EncodeTokens | None  # what an encoder gives, which batches then have; None: there is no encoder
-    encoder_support: EncoderSupport  # how prompts are made for it
+    encode: EncodeTokens | None = None  # what an encoder gives, which batches then have; None: there is no encoder
+    encoder_support: EncoderSupport = NO_ENCODER  # how prompts are made for it
 
     def forward(self, batch: TokenBatch, kv: Sequence[Tensor], rows: Tensor) -> Tensor:
         """Runs all tokens of the batch and writes their keys and values into `kv`: a tensor for each layer, and
@@ -78,6 +78,21 @@ class Decoder(Protocol):
     def logits(self, hidden: Tensor) -> Tensor:
         """Scores [num_rows, vocab_size] of the next token. They are valid until the next call."""
         ...
+
+
+class OwnDecoder(Decoder):
+    """A decoder of octavo's own, which keeps keys and values in each layer."""
+
+    def __init__(self, config: Any) -> None:
+        """`config` has its sizes."""
+        self.vocab_size = config.vocab_size
+        self.context_tokens = config.context_tokens
+        self.num_layers = config.num_layers
+        self.num_kv_heads = config.num_kv_heads
+        self.head_dim = config.head_dim
+        self.hidden_size = config.hidden_size
+        self.window = common_window(config.windows)
+        self.state = NO_STATE
 
 
 KEPT_LOGITS = 64 << 20  # bytes

@@ -7,23 +7,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from gpu_worker.models.decoders.decoder import (
-    ElementFunction,
-    EncodePicture,
-    EncodeTokens,
-    LoadLora,
-    common_window,
-    gelu,
-    gelu_tanh,
-    silu,
-)
+from gpu_worker.models.decoders.decoder import ElementFunction, OwnDecoder, gelu, gelu_tanh, silu
 from gpu_worker.models.decoders.decoder_part import DecoderPart
 from gpu_worker.models.decoders.rope import RopeParameters
 from gpu_worker.ops import AttentionOptions, Ops, TokenBatch
-from gpu_worker.ops.state_format import NO_STATE
-from octavo.model_files.lora_support import NO_LORA
-from octavo.pictures.support import NO_PICTURES
-from octavo.text.encoded_prompt import NO_ENCODER
 
 ACTIVATIONS = {  # by the names of Transformers
     "gelu": "gelu",
@@ -135,17 +122,11 @@ ACTIVATION_FUNCTIONS: dict[str, ElementFunction] = {
 }
 
 
-class GptDecoder:
+class GptDecoder(OwnDecoder):
     """A GPT-like Decoder, on any device and any ops."""
 
     name = "gpt"
     batch_invariant = True
-    load_lora: LoadLora | None = None
-    lora_support = NO_LORA
-    encode_picture: EncodePicture | None = None
-    picture_support = NO_PICTURES
-    encode: EncodeTokens | None = None
-    encoder_support = NO_ENCODER
 
     def __init__(
         self,
@@ -156,17 +137,10 @@ class GptDecoder:
         ranks: DecoderPart | None = None,
     ) -> None:
         """`tensors` are those of this process's rank among `ranks`; None: there is one."""
+        super().__init__(config)
         self.config = config
         self.ranks = ranks or DecoderPart(config.num_kv_heads)
         self.capturable = ranks is None  # a rank speaks with others between kernels
-        self.vocab_size = config.vocab_size
-        self.context_tokens = config.context_tokens
-        self.num_layers = config.num_layers
-        self.num_kv_heads = config.num_kv_heads
-        self.head_dim = config.head_dim
-        self.hidden_size = config.hidden_size
-        self.window = common_window(config.windows)
-        self.state = NO_STATE
         self._ops = ops
         self._tensors = {name: tensor.to(device) for name, tensor in tensors.items()}
         self._head = self._tensors.get("head", self._tensors["embedding"])

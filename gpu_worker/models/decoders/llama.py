@@ -16,25 +16,22 @@ from torch import Tensor
 
 from gpu_worker.models.checkpoint.weights import CheckpointReader, ProgressCallback, WeightSource
 from gpu_worker.models.decoders.config import LlamaConfig
-from gpu_worker.models.decoders.decoder import EncodePicture, EncodeTokens, LoadLora, common_window, gelu_tanh
+from gpu_worker.models.decoders.decoder import LoadLora, OwnDecoder, gelu_tanh
 from gpu_worker.models.decoders.decoder_part import DecoderPart
 from gpu_worker.models.decoders.experts import StackTensors, read_experts, run_divided_experts, run_experts
 from gpu_worker.models.decoders.lora_weights import load, placed, support_of
 from gpu_worker.ops import AttentionOptions, Ops, TokenBatch
 from gpu_worker.ops.cuda_weights import CudaMatrix
 from gpu_worker.ops.lora import add_lora
-from gpu_worker.ops.state_format import NO_STATE
 from octavo.model_files.lora_support import LoraSupport
-from octavo.pictures.support import NO_PICTURES
-from octavo.text.encoded_prompt import NO_ENCODER
 
 FIRST_SOURCES = {  # the matrices of a layer, and the first tensor that each is made of
     "qkv": "self_attn.q_proj",
     "out": "self_attn.o_proj",
-FUSED_SOURCES = {"qkv": "self_attn.qkv_proj", "gate_up": "mlp.gate_up_proj"}  # Phi-3's are one matrix already
     "gate_up": "mlp.gate_proj",
     "down": "mlp.down_proj",
 }
+FUSED_SOURCES = {"qkv": "self_attn.qkv_proj", "gate_up": "mlp.gate_up_proj"}  # Phi-3's are one matrix already
 NO_LORA_IN_GROUP = LoraSupport(refusal="a group of ranks has no adapters: leave --tensor-parallel out")
 M = TypeVar("M")
 SplitStack = Callable[[list[str]], list[list[str]]]  # a stack's tensors, by those that become one matrix
@@ -152,14 +149,10 @@ def layers_of(tensors: Mapping[str, M], num_layers: int) -> list[dict[str, M]]:
     return layers
 
 
-class LlamaDecoder:
+class LlamaDecoder(OwnDecoder):
     """A Decoder of the Llama family, on any device and any ops."""
 
     name = "llama"
-    encode_picture: EncodePicture | None = None
-    picture_support = NO_PICTURES
-    encode: EncodeTokens | None = None
-    encoder_support = NO_ENCODER
     batch_invariant = True
 
     def __init__(
@@ -178,15 +171,8 @@ class LlamaDecoder:
         self.capturable = config.experts is None and ranks is None
         on_device = {name: tensor.to(device) for name, tensor in tensors.items()}
         self.formats = sorted({tensor.arithmetic for tensor in on_device.values() if isinstance(tensor, CudaMatrix)})
+        super().__init__(config)
         self.config = config
-        self.vocab_size = config.vocab_size
-        self.context_tokens = config.context_tokens
-        self.num_layers = config.num_layers
-        self.num_kv_heads = config.num_kv_heads
-        self.head_dim = config.head_dim
-        self.hidden_size = config.hidden_size
-        self.window = common_window(config.windows)
-        self.state = NO_STATE
         self._ops = ops
         self._embedding = on_device["embedding"]
         self._norm = on_device["norm"]

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gpu_worker.models.checkpoint.weights import CheckpointReader, ProgressCallback, WeightSource
 from gpu_worker.models.decoders.config import LlamaConfig
-from gpu_worker.models.decoders.decoder import EncodePicture, EncodeTokens, KeptLogits, LoadLora, common_window
+from gpu_worker.models.decoders.decoder import KeptLogits, LoadLora, OwnDecoder
 from gpu_worker.models.decoders.llama import FIRST_SOURCES, NO_LORA_IN_GROUP, collect, layers_of
 from gpu_worker.models.decoders.lora_weights import load, support_of
 from gpu_worker.models.decoders.ranks.llama_share import LlamaShare
@@ -25,10 +25,7 @@ from gpu_worker.models.packed.weight_memory import HugePageAllocator, ScratchMem
 from gpu_worker.ops import TokenBatch
 from gpu_worker.ops.lora import Lora
 from gpu_worker.ops.native_cpu import FLOATS
-from gpu_worker.ops.state_format import NO_STATE
 from octavo.model_files.lora_files import LoraFiles
-from octavo.pictures.support import NO_PICTURES
-from octavo.text.encoded_prompt import NO_ENCODER
 
 MAX_HEAD_DIM = 256
 
@@ -70,13 +67,9 @@ class LlamaPacking:
         return checkpoint, MatrixPacker(self.extension, self.source, checkpoint, self.scheme, self.dtype, memory)
 
 
-class NativeLlamaDecoder:
+class NativeLlamaDecoder(OwnDecoder):
     """A Decoder. Sums, norms and the states between layers are float32, whatever the types of weights and cache."""
 
-    encode_picture: EncodePicture | None = None
-    picture_support = NO_PICTURES
-    encode: EncodeTokens | None = None
-    encoder_support = NO_ENCODER
     capturable = False
     batch_invariant = True
 
@@ -86,15 +79,8 @@ class NativeLlamaDecoder:
         """With a `place` it computes one rank's share of the decoder, in memory of all ranks."""
         self.name = f"llama in one call ({packed.describe()})"
         self.arithmetic = packed.arithmetic()  # formats of weights, and what inputs are rounded to
+        super().__init__(config)
         self.config = config
-        self.vocab_size = config.vocab_size
-        self.context_tokens = config.context_tokens
-        self.num_layers = config.num_layers
-        self.num_kv_heads = config.num_kv_heads
-        self.head_dim = config.head_dim
-        self.hidden_size = config.hidden_size
-        self.window = common_window(config.windows)
-        self.state = NO_STATE
         self._extension = extension
         self.rope = cos, sin = config.rope.table(config.context_tokens)
         sizes = {

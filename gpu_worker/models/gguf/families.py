@@ -293,10 +293,6 @@ def _glm4moe(header: GgufHeader) -> Family:
     return Family({**family.config, **more}, family.recipes)
 
 
-def _dots1(header: GgufHeader) -> Family:
-    return _like_deepseek_v3(header, "dots1", LLAMA)
-
-
 def _like_deepseek_v3(header: GgufHeader, model_type: str, inner: Mapping[str, str]) -> Family:
     """Experts that are chosen by sigmoids, after layers without experts."""
     if header.integer("expert_gating_func", SIGMOID) != SIGMOID:
@@ -344,5 +340,5 @@ FAMILIES: Mapping[str, Callable[[GgufHeader], Family]] = {
     "gpt-oss": _gpt_oss,
     "olmoe": _olmoe,
     "glm4moe": _glm4moe,
-    "dots1": _dots1,
+    "dots1": lambda header: _like_deepseek_v3(header, "dots1", LLAMA),
 }

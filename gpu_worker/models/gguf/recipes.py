@@ -94,12 +94,8 @@ def turned_as_llama(header: GgufHeader) -> dict[str, Join]:
     return {"attn_q": halves(header.heads), "attn_k": halves(header.kv_heads)}
 
 
-def _without_one(parts: Sequence[Tensor]) -> Tensor:
-    return parts[0] - 1
-
-
 def gemma_norms(inner: Mapping[str, str]) -> dict[str, Join]:
-    return dict.fromkeys([*(stored for stored in inner if "norm" in stored), "output_norm"], _without_one)
+    return dict.fromkeys([*(stored for stored in inner if "norm" in stored), "output_norm"], lambda parts: parts[0] - 1)
 
 
 def row_of(head: int, count: int) -> Join:

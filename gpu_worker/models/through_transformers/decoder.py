@@ -23,7 +23,7 @@ from transformers.masking_utils import AttentionMaskInterface
 from transformers.modeling_utils import AttentionInterface
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
-from gpu_worker.models.decoders.decoder import EncodePicture, EncodeTokens, LoadLora, common_window
+from gpu_worker.models.decoders.decoder import Decoder, common_window
 from gpu_worker.models.through_transformers.checks import (
     check_weights,
     check_windows,
@@ -36,10 +36,7 @@ from gpu_worker.models.through_transformers.states import StepStates
 from gpu_worker.ops import AttentionOptions, Ops, TokenBatch, make_batch
 from gpu_worker.ops.kv_format import KvShape
 from gpu_worker.ops.state_format import NO_STATE, BlockStates, StateShape
-from octavo.model_files.lora_support import NO_LORA
-from octavo.pictures.support import NO_PICTURES
 from octavo.request.errors import BadModel
-from octavo.text.encoded_prompt import NO_ENCODER
 
 log = logging.getLogger(__name__)
 
@@ -134,17 +131,11 @@ AttentionInterface.register(IMPLEMENTATION, _attend)
 AttentionMaskInterface.register(IMPLEMENTATION, _no_mask)
 
 
-class TransformersDecoder:
+class TransformersDecoder(Decoder):
     """A Decoder around a Transformers model whose attention goes through its attention interface."""
 
     capturable = False  # the model's code may look at numbers, or remember them, where a graph would not
     batch_invariant = False  # the model's matrix products are rounded by their shape
-    load_lora: LoadLora | None = None
-    lora_support = NO_LORA
-    encode_picture: EncodePicture | None = None
-    picture_support = NO_PICTURES
-    encode: EncodeTokens | None = None
-    encoder_support = NO_ENCODER
     auto_model: Any = AutoModelForCausalLM
     attention: str | Mapping[str, str] = IMPLEMENTATION
 

@@ -50,13 +50,9 @@ def compressed(model: nn.Module) -> Iterator[None]:
     """Within this, modules with latent attention give the attention function the latent and the rotated key."""
     latent = [module for module in model.modules() if hasattr(type(module), "expand_kv")]
     for module in latent:
-        vars(module).update(expand_kv=_as_they_are, octavo_latent=LatentLayer(module))
+        vars(module).update(expand_kv=lambda latent, rotated: (latent, rotated), octavo_latent=LatentLayer(module))
     try:
         yield
     finally:
         for module in latent:
             del vars(module)["expand_kv"], vars(module)["octavo_latent"]
-
-
-def _as_they_are(latent: Tensor, rotated: Tensor) -> tuple[Tensor, Tensor]:
-    return latent, rotated

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from octavo.cli import connection, output
-from octavo.v1 import admin_pb2, admin_pb2_grpc
+from octavo.v1 import admin_pb2
 
 COLUMNS = ("NAME", "MODEL", "RANK", "BYTES", "DIGEST", "LOADED ON", "FOLDER")
 FIELDS = ("name", "model", "digest", "source", "rank", "num_bytes", "num_workers")
@@ -39,11 +39,7 @@ def run_add(args: argparse.Namespace) -> int:
     source = str(Path(args.path).expanduser().absolute())
     request = admin_pb2.AddAdapterRequest(name=args.name, source=source, model=args.model)
 
-    async def add(admin: admin_pb2_grpc.AdminStub) -> admin_pb2.AddAdapterResponse:
-        added: admin_pb2.AddAdapterResponse = await admin.AddAdapter(request)
-        return added
-
-    adapter = connection.ask_routers(args, add).adapter
+    adapter = connection.ask_routers(args, lambda admin: admin.AddAdapter(request)).adapter
     if args.json:
         output.print_json(_fields(adapter))
     else:
@@ -54,21 +50,14 @@ def run_add(args: argparse.Namespace) -> int:
 
 def run_remove(args: argparse.Namespace) -> int:
     request = admin_pb2.RemoveAdapterRequest(name=args.name)
-
-    async def remove(admin: admin_pb2_grpc.AdminStub) -> None:
-        await admin.RemoveAdapter(request)
-
-    connection.ask_routers(args, remove)
+    connection.ask_routers(args, lambda admin: admin.RemoveAdapter(request))
     print(f"{args.name} is forgotten") if not args.json else output.print_json({"name": args.name})
     return 0
 
 
 def run_list(args: argparse.Namespace) -> int:
-    async def ask(admin: admin_pb2_grpc.AdminStub) -> admin_pb2.ListAdaptersResponse:
-        listed: admin_pb2.ListAdaptersResponse = await admin.ListAdapters(admin_pb2.ListAdaptersRequest())
-        return listed
-
-    adapters = [_fields(each) for each in connection.ask_routers(args, ask).adapters]
+    listed = connection.ask_routers(args, lambda admin: admin.ListAdapters(admin_pb2.ListAdaptersRequest()))
+    adapters = [_fields(each) for each in listed.adapters]
     rows = [_row(each) for each in adapters]
     output.print_list(adapters, rows, COLUMNS, "no adapter has a name: octavo adapter add NAME PATH", as_json=args.json)
     return 0

@@ -17,7 +17,7 @@ from typing import Any
 
 from octavo.cli import connection, output
 from octavo.process.command_error import CommandError
-from octavo.v1 import admin_pb2, admin_pb2_grpc
+from octavo.v1 import admin_pb2
 
 MAX_WORKERS = 10_000
 COLUMNS = ("NAME", "MODEL", "TENANT", "KIND", "TOKENS", "WORKERS", "WARM ON", "REQUESTS")
@@ -48,11 +48,7 @@ def run_add(args: argparse.Namespace) -> int:
         name=args.name, model=args.model, tenant=args.tenant, workers=args.workers, **{_kind(args): _text(args.file)}
     )
 
-    async def add(admin: admin_pb2_grpc.AdminStub) -> admin_pb2.AddPrefixResponse:
-        added: admin_pb2.AddPrefixResponse = await admin.AddPrefix(request)
-        return added
-
-    prefix = connection.ask_routers(args, add).prefix
+    prefix = connection.ask_routers(args, lambda admin: admin.AddPrefix(request)).prefix
     if args.json:
         output.print_json(_fields(prefix))
     else:
@@ -63,21 +59,14 @@ def run_add(args: argparse.Namespace) -> int:
 
 def run_remove(args: argparse.Namespace) -> int:
     request = admin_pb2.RemovePrefixRequest(name=args.name, model=args.model, tenant=args.tenant)
-
-    async def remove(admin: admin_pb2_grpc.AdminStub) -> None:
-        await admin.RemovePrefix(request)
-
-    connection.ask_routers(args, remove)
+    connection.ask_routers(args, lambda admin: admin.RemovePrefix(request))
     print(f"{args.name} is forgotten") if not args.json else output.print_json({"name": args.name})
     return 0
 
 
 def run_list(args: argparse.Namespace) -> int:
-    async def ask(admin: admin_pb2_grpc.AdminStub) -> admin_pb2.ListPrefixesResponse:
-        listed: admin_pb2.ListPrefixesResponse = await admin.ListPrefixes(admin_pb2.ListPrefixesRequest())
-        return listed
-
-    prefixes = [_fields(each) for each in connection.ask_routers(args, ask).prefixes]
+    listed = connection.ask_routers(args, lambda admin: admin.ListPrefixes(admin_pb2.ListPrefixesRequest()))
+    prefixes = [_fields(each) for each in listed.prefixes]
     rows = [_row(each) for each in prefixes]
     output.print_list(prefixes, rows, COLUMNS, "no prefix has a name: octavo prefix add NAME FILE", as_json=args.json)
     return 0
