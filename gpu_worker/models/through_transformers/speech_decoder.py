@@ -18,7 +18,9 @@ from transformers import AutoModelForSpeechSeq2Seq
 from gpu_worker.models.through_transformers.encoder_decoder import EncoderDecoder, running_as
 from gpu_worker.models.through_transformers.encoder_step import Encoding
 from gpu_worker.models.through_transformers.log_mel import HOP, WINDOW, log_mel
-from gpu_worker.ops import Ops
+from gpu_worker.models.through_transformers.time_rules import MOST_AT_FIRST, TimeRules
+from gpu_worker.ops import Ops, TokenBatch
+from gpu_worker.ops.batch import EncodedRows
 from octavo.model_files.json_file import read_json
 from octavo.pictures.support import RATE, SAMPLES_PER_POSITION, PictureSupport
 from octavo.request.errors import BadModel, InvalidArgument
@@ -76,15 +78,17 @@ class SpeechDecoder(EncoderDecoder):
         super().__init__(model, ops, device, context_tokens)
         self.encode = None
         speech = cast("SpeechSupport", self.encoder_support.speech)
-        self._start, self._no_timestamps = speech.start, speech.no_timestamps
+        self._speech = speech
         self.picture_support = PictureSupport(
             refusal="", token_id=speech.placeholder, cell=1, num_positions=self.encoder_support.max_encoded
         )
         self._sounds = SoundEncoder(model, ops, self.picture_support, device)
         self.encode_picture = self._sounds
-        listed = cast("Any", model).generation_config.begin_suppress_tokens or []
-        first = sorted(token for token in listed if 0 <= token < self.vocab_size)
+        generation = cast("Any", model).generation_config
+        first = sorted(token for token in generation.begin_suppress_tokens or [] if 0 <= token < self.vocab_size)
         self._refused_first = torch.tensor(first, dtype=torch.int64, device=device)
+        most = getattr(generation, "max_initial_timestamp_index", None)
+        self._times = TimeRules(speech.first_time, speech.placeholder, MOST_AT_FIRST if most is None else int(most))
 
     @classmethod
     def load_with_encoder(
@@ -117,15 +121,30 @@ class SpeechDecoder(EncoderDecoder):
         )
         return EncoderSupport(start=(start,), max_encoded=positions, max_output=most, speech=speech), positions + most
 
-    def _refuse(self, logits: Tensor, last: Tensor) -> None:
+    def _refuse(self, logits: Tensor, batch: TokenBatch, rows: Tensor) -> None:
         """After the first token of all comes a language, of which Transformers refuses none."""
+        last = batch.token_ids[rows]
+        named = last == self._speech.start if self._speech.languages else torch.zeros_like(last, dtype=torch.bool)
         for tokens, where in (
-            (self._refused, last != self._start),
-            (self._refused_first, last == self._no_timestamps),
+            (self._refused, ~named),
+            (self._refused_first, last == self._speech.no_timestamps),
         ):
-            rows = where.nonzero()
-            if len(tokens) and len(rows):
-                logits[rows, tokens] = -torch.inf
+            chosen = where.nonzero()
+            if len(tokens) and len(chosen):
+                logits[chosen, tokens] = -torch.inf
+        self._keep_times(logits, batch, rows)
+
+    def _keep_times(self, logits: Tensor, batch: TokenBatch, rows: Tensor) -> None:
+        """Keeps the rules of times in the rows of sequences whose text has some."""
+        encoded, has_times = cast("EncodedRows", batch.encoded), self._speech.has_times
+        timed = [len(tokens) >= count and has_times(tokens[:count]) for tokens, count in encoded.decoded]
+        if not any(timed):
+            return
+        owners = torch.bucketize(rows, batch.cu_q[1:], right=True).tolist()
+        for row, owner, place in zip(logits, owners, batch.positions[rows].tolist(), strict=True):
+            if timed[owner]:
+                tokens, num_prompt = encoded.decoded[owner]
+                self._times.confine(row, tokens[num_prompt : place + 1 - encoded.lengths[owner]])
 
     def _encoded_to_check(self) -> tuple[list[int], Tensor]:
         count = self.encoder_support.max_encoded
