@@ -1,22 +1,41 @@
 """Whisper: the features and tokens of Transformers, each sound encoded once, and equal bits alone and beside others."""
 
 import array
+import asyncio
 from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 import transformers
 from effort import diagonal
 from encoded_types import check_branches_and_beams, engine_of
 from same_bits import FAULTS, Engines, draw_cases
-from spoken_types import DE, EN, NO_TIMES, POSITIONS, PREVIOUS, START, TRANSCRIBE, TRANSLATE, TinySpeech, said
+from spoken_types import (
+    DE,
+    EN,
+    FIRST_TIME,
+    NO_TIMES,
+    POSITIONS,
+    PREVIOUS,
+    START,
+    TRANSCRIBE,
+    TRANSLATE,
+    VOCABULARY,
+    TinySpeech,
+    said,
+    wav,
+)
 
 from gpu_worker.models.through_transformers.log_mel import log_mel
 from gpu_worker.ops import native
 from gpu_worker.running.model_runner import ModelRunner
+from octavo.pictures.long_speech import LongSpeech
 from octavo.pictures.picture import Picture, digest_pixels, pack_pictures
+from octavo.pictures.sound_file import read_sound
+from octavo.pictures.wav_file import WavFile
 from octavo.request.errors import BadModel, InvalidArgument
-from octavo.request.sampling import SamplingParams
+from octavo.request.sampling import FinishReason, SamplingParams
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
 OPTIONS = ({}, {"dtype": "bfloat16"}, {"kv_cache_dtype": "int8"})
@@ -36,9 +55,9 @@ def heard(runner: ModelRunner, samples: list[float]) -> dict[str, object]:
     return {"pictures": pack_pictures([sound])}
 
 
-def prompt_of(runner: ModelRunner, language="en", task="", previous=()) -> list[int]:
+def prompt_of(runner: ModelRunner, language="en", task="", previous=(), times=False) -> list[int]:
     encoder = runner.info.encoder
-    start = encoder.speech.start_of(language, task, previous, "speech")
+    start = encoder.speech.start_of(language, task, previous, "speech", times=times)
     return [encoder.speech.placeholder] * encoder.max_encoded + start
 
 
@@ -72,13 +91,16 @@ def test_sounds_get_the_tokens_of_generate(tiny, load):
 
 def test_a_language_is_named_as_transformers_names_it(tiny, load):
     """Whatever is never to come otherwise: here it is all but two tokens, which are no languages."""
-    tiny.model.generation_config.suppress_tokens, usual = [*range(3, 272)], tiny.model.generation_config.suppress_tokens
+    tiny.model.generation_config.suppress_tokens, usual = (
+        [*range(3, VOCABULARY)],
+        tiny.model.generation_config.suppress_tokens,
+    )
     tiny.model.save_pretrained(tiny.directory.parent / "silent")
     tiny.model.generation_config.suppress_tokens = usual
     runner, found = load(tiny.directory.parent / "silent"), {}
     engine = engine_of(runner, max_batch_tokens=32)
     naming = replace(GREEDY, max_tokens=1, allowed_token_ids=(EN, DE))
-    for seed in (10, 11):
+    for seed in (11, 12):
         samples = said(0.6, seed)
         engine.admit(f"s{seed}", prompt_of(runner, "", "language"), naming, **heard(runner, samples))
         found[f"s{seed}.0"] = tiny.model.detect_language(input_features=tiny.features(samples)).tolist()
@@ -112,13 +134,44 @@ def test_a_continued_sequence_has_the_same_bits(fault, options, tiny, load):
         more = heard(runner, said(0.7, 2))
     drawn = draw_cases([*range(30, 250)], 20, 3, (20, 30), (12, 30))
     cases = [
-        replace(case, prompt=tuple(prompt_of(runners[0], previous=case.prompt[:5])), more=more)
-        for case in drawn
-        if case.fault == fault
+        replace(case, prompt=tuple(prompt_of(runners[0], previous=case.prompt[:5], times=bool(i % 2))), more=more)
+        for i, case in enumerate(each for each in drawn if each.fault == fault)
     ]
     assert len(cases) == 4
     for compared in Engines(runners).compare(cases):
         assert compared.num_tokens and not compared.wrong_tokens and not compared.wrong_scores, compared.case
+
+
+@pytest.mark.parametrize("given", [{}, {"prompt_ids": [PREVIOUS, 40, 41]}], ids=["alone", "after words"])
+def test_long_sounds_get_the_texts_of_generate(given, tiny, load):
+    """Part by part, and the times at which they are spoken."""
+    runner, samples = load(tiny.directory), [each for seed in range(5) for each in said(0.6, seed)]
+    engine, file = engine_of(runner), WavFile.read(memoryview(wav(samples)))
+    speech = LongSpeech(file, 100, FIRST_TIME)
+    previous, asked_at = given.get("prompt_ids", [])[1:], []
+
+    async def ask(at, sound):
+        asked_at.append(at)
+        prompt, heard_there = prompt_of(runner, previous=previous, times=True), samples_of(sound)
+        engine.admit(f"p{at}", prompt, replace(GREEDY, max_tokens=None), **heard(runner, heard_there))
+        engine.finish(10_000)
+        yield engine.tokens[f"p{at}.0"], FinishReason.LENGTH
+
+    async def found():
+        return [(each.start, each.end, each.tokens) async for each in speech.texts(ask)]
+
+    options = {"prompt_ids": torch.tensor(given["prompt_ids"])} if given else {}
+    expected = tiny.texts(samples, **options)
+    assert asyncio.run(found()) == [
+        (start, end, tuple(token for token in tokens if token < FIRST_TIME)) for start, end, tokens in expected
+    ]
+    assert len(asked_at) > 3 and len(expected) > len(asked_at), "some part has several texts"
+
+
+def samples_of(sound: bytes) -> list[float]:
+    found = array.array("f")
+    found.frombytes(read_sound(memoryview(sound), POSITIONS * 320))
+    return found.tolist()
 
 
 def test_blocks_are_found_again_by_what_was_heard(tiny, load):
@@ -157,6 +210,11 @@ def test_a_model_of_english_alone_has_neither_languages_nor_tasks(tmp_path, load
     engine.admit("a", prompt_of(runner), GREEDY, **heard(runner, samples))
     engine.finish(10_000)
     assert engine.tokens["a.0"] == tiny.generate(samples, 20, language=None, task=None)
+    assert prompt_of(runner, times=True)[POSITIONS:] == [START]
+    engine.admit("b", prompt_of(runner, times=True), GREEDY, **heard(runner, samples))
+    engine.finish(10_000)
+    asked = {"language": None, "task": None, "return_timestamps": True, "force_unique_generate_call": True}
+    assert [START, *engine.tokens["b.0"]] == tiny.generate(samples, 20, **asked)
     for language, task, field in (("de", "", "language"), ("", "translate", "task")):
         with pytest.raises(InvalidArgument, match=f"^speech.{field}: this model writes English speech"):
             prompt_of(runner, language, task)
@@ -178,11 +236,13 @@ def test_what_is_not_served_is_refused_by_name(tiny, load, tmp_path, monkeypatch
     encoder = runner.info.encoder
     encoder.check_sequence(good, "", GREEDY)
     assert good[POSITIONS:] == [PREVIOUS, 50, 51, START, DE, TRANSLATE, NO_TIMES]
-    for wrong in (good[:-1], good[:POSITIONS], [*good, 5], good[:-3] + good[-2:], [*good[:POSITIONS], *good[-6:]]):
+    assert prompt_of(runner, "de", "translate", [50, 51], times=True) == good[:-1]
+    encoder.check_sequence(good[:-1], "", GREEDY)
+    for wrong in (good[:-2], good[:POSITIONS], [*good, 5], good[:-3] + good[-2:], [*good[:POSITIONS], *good[-6:]]):
         with pytest.raises(InvalidArgument, match="tokens that start the decoder"):
             encoder.check_sequence(wrong, "", GREEDY)
     config = tiny.model.generation_config
-    for name, value in (("no_timestamps_token_id", 272), ("lang_to_id", {})):
+    for name, value in (("no_timestamps_token_id", VOCABULARY), ("lang_to_id", {})):
         with monkeypatch.context() as patch:
             patch.setattr(config, name, value)
             tiny.model.save_pretrained(tmp_path / name)

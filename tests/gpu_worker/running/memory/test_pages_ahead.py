@@ -60,7 +60,9 @@ def test_blocks_that_begin_inside_a_page_are_there_to_their_last_byte():
     """Without huge pages the last page was once left out."""
     memory = mmap.mmap(-1, STEP * SHAPE.bytes_per_block + PAGE)
     memory.madvise(mmap.MADV_NOHUGEPAGE)
-    arena = torch.frombuffer(memory, dtype=torch.float32, offset=64, count=len(memory) // 4 - PAGE // 4).view(3, STEP, -1)
+    arena = torch.frombuffer(memory, dtype=torch.float32, offset=64, count=len(memory) // 4 - PAGE // 4).view(
+        3, STEP, -1
+    )
     made(1)[1]._populate(arena, 2, STEP - 1)
     assert [resident(arena, layer, 2, STEP - 1) for layer in range(3)] == [1, 1, 1]
 
