@@ -18,9 +18,9 @@ SPECIAL += ["<|startofprev|>", "<|notimestamps|>"]
 END, START, EN, DE, TRANSLATE, TRANSCRIBE, PREVIOUS, NO_TIMES = range(257, 265)
 POSITIONS, SECONDS = 50, 1
 FIRST_TIME = NO_TIMES + 1
-VOCABULARY = FIRST_TIME + POSITIONS + 1  # with the times of a second
+USUAL, VOCABULARY = 272, FIRST_TIME + POSITIONS + 1  # sizes of a vocabulary: with a few times, and with all of a second
 SIZES = {
-    "vocab_size": VOCABULARY,
+    "vocab_size": USUAL,
     "num_mel_bins": 80,
     "d_model": 32,
     "encoder_layers": 2,

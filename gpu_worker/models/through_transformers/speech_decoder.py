@@ -6,6 +6,7 @@ the keys and values of cross attention. The encoder runs once for a sound, besid
 
 import functools
 import struct
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,7 +19,6 @@ from transformers import AutoModelForSpeechSeq2Seq
 from gpu_worker.models.through_transformers.encoder_decoder import EncoderDecoder, running_as
 from gpu_worker.models.through_transformers.encoder_step import Encoding
 from gpu_worker.models.through_transformers.log_mel import HOP, WINDOW, log_mel
-from gpu_worker.models.through_transformers.time_rules import MOST_AT_FIRST, TimeRules
 from gpu_worker.ops import Ops, TokenBatch
 from gpu_worker.ops.batch import EncodedRows
 from octavo.model_files.json_file import read_json
@@ -30,6 +30,7 @@ FILE = "preprocessor_config.json"
 # What the feature extractor does unless the file says otherwise, and octavo always does.
 ALWAYS = {"sampling_rate": RATE, "hop_length": HOP, "n_fft": WINDOW, "dither": 0.0, "do_normalize": False}
 TOKENS = ("decoder_start_token_id", "eos_token_id", "no_timestamps_token_id", "prev_sot_token_id")
+MOST_AT_FIRST = 50  # of 0.02 s: Whisper's own, where generation_config.json does not say it
 KERNEL = 3  # of the encoder's convolutions, which make SAMPLES_PER_POSITION of HOP
 
 
@@ -67,6 +68,38 @@ def _convolved(ops: Ops, layer: nn.Conv1d, x: Tensor) -> Tensor:
     pieces = functional.pad(x, (1, 1)).unfold(2, KERNEL, layer.stride[0])[0]  # [channels, frames, KERNEL]
     rows = pieces.permute(1, 0, 2).flatten(1).contiguous()
     return ops.linear(rows, layer.weight.flatten(1).contiguous(), layer.bias).T[None].contiguous()
+
+
+class TimeRules:
+    """Which tokens may come where text stands between tokens of times: the rules of Whisper's own timestamps.
+
+    Times come in pairs, with text between the pairs; none is before the one before it. All follows from the output so
+    far and from the logits of the next token, so it does not matter where a sequence is continued.
+    """
+
+    def __init__(self, first: int, end: int, most_at_first: int) -> None:
+        """`first`: the token of the time 0, which all of times follow. `end`: that which ends an output."""
+        self._first = first
+        self._end = end
+        self._most_at_first = most_at_first
+
+    def confine(self, logits: Tensor, output: Sequence[int]) -> None:
+        """Refuses in this row of logits what may not come after the output."""
+        first = self._first
+        logits[first - 1] = -torch.inf  # text without times does not begin here
+        times = [token for token in output if token >= first]
+        if not output:
+            logits[:first] = -torch.inf
+            logits[first + self._most_at_first + 1 :] = -torch.inf
+        elif output[-1] < first:  # text, after which a time is later than the one before the text
+            logits[first : times[-1] + 1 if times else first] = -torch.inf
+        elif len(output) < 2 or output[-2] >= first:  # a pair, or the first time of all: text begins
+            logits[first:] = -torch.inf
+        else:  # the end of a text: the next one begins now or later, or there is none
+            logits[: self._end] = -torch.inf
+            logits[first : times[-1]] = -torch.inf
+        if float(logits[first:].double().logsumexp(0)) > float(logits[:first].max()):
+            logits[:first] = -torch.inf  # a time is likelier than each text, whichever time it is
 
 
 class SpeechDecoder(EncoderDecoder):

@@ -1,7 +1,7 @@
 """A small Whisper behind a router, and forms with sounds for it."""
 
 import pytest
-from spoken_types import EDGE, LETTERS, SOUND, VOCABULARY, TinySpeech, form
+from spoken_types import EDGE, LETTERS, SOUND, USUAL, TinySpeech, form
 
 from gpu_worker.running.loading import load_runner
 
@@ -11,7 +11,7 @@ PATH = "/v1/audio/transcriptions"
 @pytest.fixture(scope="package")
 def tiny(tmp_path_factory):
     return TinySpeech(
-        tmp_path_factory.mktemp("whisper"), suppress=[token for token in range(VOCABULARY) if token not in LETTERS]
+        tmp_path_factory.mktemp("whisper"), suppress=[token for token in range(USUAL) if token not in LETTERS]
     )
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import openai
 import pytest
-from spoken_types import EDGE, FIRST_TIME, LETTERS, POSITIONS, TinySpeech, form, said, spelled, wav, wav_of
+from spoken_types import EDGE, FIRST_TIME, LETTERS, POSITIONS, VOCABULARY, TinySpeech, form, said, spelled, wav, wav_of
 
 from octavo.client import Speech, Utterance
 from octavo.request.errors import BadLogits, Cancelled, InvalidArgument, QueueFull
@@ -25,7 +25,7 @@ GERMAN = {"language": "de"}
 def tiny(tmp_path_factory):
     """It writes letters and times."""
     silent = [token for token in range(FIRST_TIME) if token not in LETTERS]
-    return TinySpeech(tmp_path_factory.mktemp("timed"), suppress=silent)
+    return TinySpeech(tmp_path_factory.mktemp("timed"), suppress=silent, vocab_size=VOCABULARY)
 
 
 @pytest.fixture(scope="module")

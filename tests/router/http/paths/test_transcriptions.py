@@ -84,7 +84,7 @@ async def test_fields_say_how_the_decoder_starts(hearing, tiny, ask):
 
 async def test_a_language_that_is_left_out_is_that_which_transformers_hears(hearing, tiny, ask):
     heard = set()
-    for seed in (11, 12):
+    for seed in (10, 11):
         samples = said(0.6, seed)
         [token] = tiny.model.detect_language(input_features=tiny.features(samples)).tolist()
         language = {EN: "en", DE: "de"}[token]
