@@ -42,6 +42,7 @@ from router.fleet.worker_pool import WorkerPool
 from router.health_monitor import INFERENCE, HealthMonitor
 from router.http.answers import AnswerService
 from router.http.app import FORM_PATHS, OpenAiApp
+from router.http.bodies.sound_room import SoundRoom
 from router.http.paths.adapters import AdapterEndpoint
 from router.named.named_adapters import NamedAdapters
 from router.named.named_prefixes import NamedPrefixes
@@ -180,6 +181,7 @@ class Router:
             OutputForms(settings.tool_parser, settings.reasoning_parser),
             settings.http_unknown_fields,
             settings.responses_retain_s,
+            SoundRoom(settings.sound_bytes),
         )
         self.rebalancer = Rebalancer(store, incarnation, self.pool, self.migrator, self._background)
         self.cluster = ClusterWatch(store, incarnation, settings.router_id, self.pool, progress)

@@ -13,7 +13,10 @@ WIRE_MODULES = {
     "router/streaming": ("inference_service", "request_preparer", "session_opener", "event_encoder"),
     "router/prefixes": ("prefix_keeper",),
     "router/streaming/prompts": ("picture_prompts", "prompt_ends", "prefixed"),
-    "router/http/paths": ("adapters", "several_answers", "text_calls", "transcriptions"),
+    "router/http/paths": (
+        *("adapters", "several_answers", "text_calls"),
+        *("transcriptions", "long_transcriptions", "transcript_formats"),
+    ),
     "router/http/prompts": ("output_scores", "prompt_scores"),
     "router/fleet": ("worker_facts", "worker_link", "worker_streams", "progress_calls"),
     "router/pooling": ("vector_messages",),

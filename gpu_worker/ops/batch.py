@@ -118,6 +118,9 @@ class EncodedRows:
 
     lengths: list[int]  # of each sequence: how many of its leading tokens the encoder reads
     states: Tensor  # [num_rows, size]: what it gave for those of them that the step has
+    # Of each sequence, where a model asks: the tokens of its decoder up to the end of its chunk, and how many of them
+    # are of the prompt.
+    decoded: Sequence[tuple[Sequence[int], int]] = ()
 
 
 @dataclass(slots=True, eq=False)

@@ -95,7 +95,11 @@ class SoundBank(PictureBank):
                 if end - length < sound.end:
                     found.append(self._states_of(sound, end - length, min(end, sound.end)))
         states = torch.cat(found[1:]) if found[1:] else found[0]
-        batch.encoded = EncodedRows([seat.num_encoded for seat in seats], states.to(self._device))
+        decoded = [
+            (seat.run_tokens(seat.num_encoded, end), seat.num_prompt - seat.num_encoded)
+            for seat, end in zip(seats, step.ends, strict=True)
+        ]
+        batch.encoded = EncodedRows([seat.num_encoded for seat in seats], states.to(self._device), decoded)
 
 
 def positions_of(pictures: Sequence[Picture], start: int, end: int) -> NDArray[np.int64]:

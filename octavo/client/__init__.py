@@ -14,7 +14,9 @@ from octavo.client.events import (
     Scores,
     StreamEnd,
     TokenLogprob,
+    Transcript,
     Usage,
+    Utterance,
 )
 from octavo.client.routing import RetryPolicy
 from octavo.client.stream import AsyncStream
@@ -47,5 +49,7 @@ __all__ = [
     "StreamEnd",
     "TlsFiles",
     "TokenLogprob",
+    "Transcript",
     "Usage",
+    "Utterance",
 ]

@@ -12,6 +12,7 @@ from octavo.client.arguments import (
     PriorityName,
     Prompt,
     RequestArguments,
+    Speech,
     detokenize_request,
     embed_request,
     fill_prompt,
@@ -28,6 +29,8 @@ from octavo.client.events import (
     Model,
     RequestStatus,
     Scores,
+    Transcript,
+    Utterance,
     embeddings_of,
     model_of,
     scores_of,
@@ -133,6 +136,23 @@ class AsyncClient:
     ) -> Completion:
         """The whole answer that `generate` would stream. It has the parameters of `generate`."""
         return await collect(self.generate(prompt, sampling, **options))
+
+    async def transcribe(
+        self,
+        speech: Speech,
+        *,
+        on_utterance: Callable[[Utterance], None] | None = None,
+        **options: Unpack[RequestArguments],
+    ) -> Transcript:
+        """All that is said in a sound of any length, and when: by one request after another, each of a part of it.
+
+        A model of several languages is asked which one it is, if `speech` does not say it. `on_utterance` gets each
+        text as soon as its end is known. `options` are those of `generate`, for each part; temperature 0 is the
+        default, `request_id` begins the ids of all parts, and `deadline_s` is for all of them.
+        """
+        from octavo.client.transcripts import Transcriber
+
+        return await Transcriber(self, speech, on_utterance, options).run()
 
     def attach(
         self,

@@ -34,6 +34,7 @@ class Speech:
     language: str = ""  # such as "en"; a model of several languages needs it
     task: str = ""  # "transcribe", "translate" into English, or "language": which it is; empty: the first
     previous_text: str = ""  # what was said before
+    times: bool = False  # whether tokens of the output say when its texts are spoken
 
 
 Messages = Sequence[ChatTurn]

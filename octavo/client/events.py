@@ -154,6 +154,9 @@ class Model:
     num_workers: int
     defaults: SamplingParams
     takes_speech: bool = False  # it writes down what it hears: prompts are Speech
+    heard_ms: int = 0  # how long a sound is that it hears at once
+    aliases: tuple[str, ...] = ()  # further names of it
+    first_time_token: int = 0  # the token of the time 0 in outputs of Speech with times
 
 
 def event_of(message: inference_pb2.GenerateEvent) -> Event:
@@ -221,9 +224,33 @@ def model_of(message: inference_pb2.Model) -> Model:
         has_chat_template=message.has_chat_template,
         has_tokenizer=message.has_tokenizer,
         takes_speech=message.takes_speech,
+        aliases=tuple(message.aliases),
+        heard_ms=message.heard_ms,
+        first_time_token=message.first_time_token,
         num_workers=message.num_workers,
         defaults=sampling_from_wire(message.defaults),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Utterance:
+    """A text, and from which second of a sound to which it is spoken."""
+
+    start: float
+    end: float
+    text: str
+    token_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Transcript:
+    """What is said in a sound of any length."""
+
+    text: str
+    language: str  # as the model names it; empty: it knows one alone
+    seconds: float  # how long the sound is
+    utterances: tuple[Utterance, ...]
+    finish_reason: FinishReason  # LENGTH if `max_tokens` has cut the text of a part of the sound
 
 
 @dataclass(frozen=True, slots=True)

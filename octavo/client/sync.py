@@ -74,6 +74,7 @@ class Client:
     connect = _blocking(AsyncClient.connect)
     generate = _streaming(AsyncClient.generate)
     complete = _blocking(AsyncClient.complete)
+    transcribe = _blocking(AsyncClient.transcribe)
     attach = _streaming(AsyncClient.attach)
     cancel = _blocking(AsyncClient.cancel)
     get = _blocking(AsyncClient.get)

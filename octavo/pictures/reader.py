@@ -15,7 +15,8 @@ from pathlib import Path
 from octavo.pictures import reader_process
 from octavo.pictures.picture import Picture, digest_pixels
 from octavo.pictures.reader_process import SIZE
-from octavo.pictures.support import PictureSupport
+from octavo.pictures.support import RATE, PictureSupport
+from octavo.pictures.wav_file import largest_file
 from octavo.process.helper_process import HelperLimits, HelperPool, HelperProcess, HelperRefusal, TooCostly, tend
 from octavo.request.errors import InvalidArgument
 
@@ -58,11 +59,13 @@ class PictureReaders(HelperPool[HelperProcess]):
         """Reads the bytes of a file. Raises InvalidArgument, which names the field, or Unreachable."""
         if not data:
             raise InvalidArgument(field, "has no bytes: send a whole file")
-        if len(data) > limits.num_bytes:
+        if len(data) > limits.num_bytes and not support.is_sound:
             raise InvalidArgument(
                 field, f"has {len(data)} bytes, at most {limits.num_bytes}: reduce it, or have picture_bytes raised"
             )
         if support.is_sound:
+            if len(data) > (most := largest_file(support.max_samples / RATE)):
+                raise InvalidArgument(field, f"has {len(data)} bytes; at most {most} are what this model hears at once")
             samples = self._ask({"max_samples": support.max_samples}, data, _costs_of_sound(support, len(data)), field)
             positions = support.num_positions
             return ReadPicture(digest_pixels(samples, 1, positions, salt), 1, positions, samples)

@@ -158,6 +158,7 @@ class RouterSettings(ListenerSettings):
     picture_tokens: int = option(
         1280, "tokens that a picture may become in a prompt: a larger one is reduced to so many", low=4, high=16_384
     )
+    sound_bytes: int = option(128 << 20, "size of a sound's file over HTTP, at most", size=True, low=4 << 20)
     max_queued_requests: int = option(4096, "requests that may wait, over all routers", low=1)
     max_queued_tokens: int = option(8_000_000, "tokens that may wait, over all routers", low=1)
     max_tenant_requests: int = option(0, "of these requests, how many may be one tenant's; 0: all", low=0)

@@ -6,6 +6,7 @@ joins them, and feeds an incremental UTF-8 decoder, which keeps an unfinished ch
 
 import codecs
 import copy
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -49,6 +50,11 @@ class Detokenizer:
         self._bare_first = pieces.bare_first
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._pending = False  # the decoder may hold bytes back
+
+    def without_blank(self) -> "Detokenizer":
+        """This one, which is new, and now drops all spaces at the start of the text."""
+        self._strip = sys.maxsize
+        return self
 
     def fork(self) -> "Detokenizer":
         """A detokenizer that goes on from here by itself."""

@@ -27,18 +27,29 @@ class SpeechSupport:
 
     placeholder: int  # the token that stands for a part of a sound
     start: int  # the first token of the decoder
-    no_timestamps: int  # the token that says that text without times follows
+    no_timestamps: int  # the token that says that text without times follows; those of times are all behind it
     previous: int  # the token before what was said before the sound
     max_previous: int  # how many tokens of that the decoder is given: the last ones
     languages: Mapping[str, int] = field(default_factory=dict)  # empty: one language, which no token names
     tasks: Mapping[str, int] = field(default_factory=dict)
 
-    def start_of(self, language: str, task: str, previous: Sequence[int], field: str) -> list[int]:
-        """The tokens by which the decoder starts. Raises InvalidArgument for what the model does not know."""
+    @property
+    def first_time(self) -> int:
+        """The token of the time 0. Each one after it is of a time that is 0.02 s later."""
+        return self.no_timestamps + 1
+
+    def start_of(
+        self, language: str, task: str, previous: Sequence[int], field: str, *, times: bool = False
+    ) -> list[int]:
+        """The tokens by which the decoder starts; with `times`, text stands between tokens of times.
+
+        Raises InvalidArgument for what the model does not know.
+        """
         language = language.lower()
         before = [self.previous, *previous[-self.max_previous :]] if previous else []
+        end = [] if times else [self.no_timestamps]
         if task == NAME_LANGUAGE and self.languages:
-            if language or previous:
+            if language or previous or times:
                 raise InvalidArgument(f"{field}.task", "asks which language it is: send the sound alone")
             return [self.start]
         if not self.languages:
@@ -47,20 +58,25 @@ class SpeechSupport:
                     f"{field}.{'language' if language not in ('', 'en') else 'task'}",
                     "this model writes English speech down, and nothing else: leave it out, or ask another model",
                 )
-            return [*before, self.start, self.no_timestamps]
+            return [*before, self.start, *end]
         if language not in self.languages:
             named = f"there is no {language[:32]!r}" if language else "is missing"
             raise InvalidArgument(f"{field}.language", f"{named}; name one of {', '.join(sorted(self.languages))}")
         if (task := task or TRANSCRIBE) not in self.tasks:
             raise InvalidArgument(f"{field}.task", f"there is no {task[:32]!r}; name one of {', '.join(self.tasks)}")
-        return [*before, self.start, self.languages[language], self.tasks[task], self.no_timestamps]
+        return [*before, self.start, self.languages[language], self.tasks[task], *end]
+
+    def has_times(self, tokens: Sequence[int]) -> bool:
+        """Whether text between tokens of times follows on these, by which the decoder starts."""
+        return tokens[-1] in self.tasks.values() if self.languages else tokens[-1] == self.start
 
     def check_start(self, tokens: Sequence[int]) -> None:
         """Raises InvalidArgument unless `start_of` may have made these tokens."""
         place = tokens.index(self.start) if self.start in tokens else len(tokens)
         before, named = list(tokens[:place]), list(tokens[place + 1 :])
         wanted = [set(self.languages.values()), set(self.tasks.values())] if self.languages else []
-        is_known = len(named) == len(wanted) + 1 and named[-1] == self.no_timestamps
+        end = named[len(wanted) :]
+        is_known = len(named) >= len(wanted) and end in ([], [self.no_timestamps]) and place < len(tokens)
         is_known = is_known and all(token in known for token, known in zip(named, wanted, strict=False))
         if not named and not before and self.languages and place < len(tokens):
             return  # it is asked for the language

@@ -173,12 +173,16 @@ class TextStream:
 
     @classmethod
     def of_branch(
-        cls, detokenizer: Detokenizer, params: SamplingParams, eos_token_ids: Collection[int]
+        cls,
+        detokenizer: Detokenizer,
+        params: SamplingParams,
+        eos_token_ids: Collection[int],
+        hidden_ids: Collection[int] = (),
     ) -> "TextStream":
         """The stream of a branch that is generated with `params`.
 
         A token that ends the branch has no text, unless `include_stop` asks for it. `skip_special_tokens` is a matter
-        of the detokenizer, and hides a special token in any case.
+        of the detokenizer, and hides a special token in any case. So do `hidden_ids`.
         """
         ends = {*params.stop_token_ids, *(() if params.ignore_eos else eos_token_ids)}
         return cls(
@@ -186,7 +190,7 @@ class TextStream:
             stops=params.stop,
             include_stop=params.include_stop,
             min_tokens=params.min_tokens,
-            hidden_ids=() if params.include_stop else ends,
+            hidden_ids={*hidden_ids, *(() if params.include_stop else ends)},
         )
 
     @property

@@ -121,16 +121,18 @@ class Chat(_message.Message):
     def __init__(self, messages: _Optional[_Iterable[_Union[ChatMessage, _Mapping]]] = ..., add_generation_prompt: bool = ..., tools: _Optional[_Iterable[_Union[Tool, _Mapping]]] = ..., template_kwargs_json: _Optional[str] = ..., continue_final_message: bool = ...) -> None: ...
 
 class Speech(_message.Message):
-    __slots__ = ("sound", "language", "task", "previous_text")
+    __slots__ = ("sound", "language", "task", "previous_text", "times")
     SOUND_FIELD_NUMBER: _ClassVar[int]
     LANGUAGE_FIELD_NUMBER: _ClassVar[int]
     TASK_FIELD_NUMBER: _ClassVar[int]
     PREVIOUS_TEXT_FIELD_NUMBER: _ClassVar[int]
+    TIMES_FIELD_NUMBER: _ClassVar[int]
     sound: bytes
     language: str
     task: str
     previous_text: str
-    def __init__(self, sound: _Optional[bytes] = ..., language: _Optional[str] = ..., task: _Optional[str] = ..., previous_text: _Optional[str] = ...) -> None: ...
+    times: bool
+    def __init__(self, sound: _Optional[bytes] = ..., language: _Optional[str] = ..., task: _Optional[str] = ..., previous_text: _Optional[str] = ..., times: bool = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
     __slots__ = ("request_id", "model", "text", "raw_text", "token_ids", "chat", "speech", "sampling", "priority", "on_disconnect", "truncate_prompt_tokens", "add_special_tokens", "bad_words", "prefix", "lora", "keep_prompt_start")
@@ -349,7 +351,7 @@ class ListModelsResponse(_message.Message):
     def __init__(self, models: _Optional[_Iterable[_Union[Model, _Mapping]]] = ..., schema_revision: _Optional[int] = ...) -> None: ...
 
 class Model(_message.Message):
-    __slots__ = ("name", "fingerprint", "context_tokens", "vocab_size", "defaults", "limits", "has_chat_template", "num_workers", "aliases", "has_tokenizer", "takes_speech")
+    __slots__ = ("name", "fingerprint", "context_tokens", "vocab_size", "defaults", "limits", "has_chat_template", "num_workers", "aliases", "has_tokenizer", "takes_speech", "heard_ms", "first_time_token")
     NAME_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     CONTEXT_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -361,6 +363,8 @@ class Model(_message.Message):
     ALIASES_FIELD_NUMBER: _ClassVar[int]
     HAS_TOKENIZER_FIELD_NUMBER: _ClassVar[int]
     TAKES_SPEECH_FIELD_NUMBER: _ClassVar[int]
+    HEARD_MS_FIELD_NUMBER: _ClassVar[int]
+    FIRST_TIME_TOKEN_FIELD_NUMBER: _ClassVar[int]
     name: str
     fingerprint: str
     context_tokens: int
@@ -372,7 +376,9 @@ class Model(_message.Message):
     aliases: _containers.RepeatedScalarFieldContainer[str]
     has_tokenizer: bool
     takes_speech: bool
-    def __init__(self, name: _Optional[str] = ..., fingerprint: _Optional[str] = ..., context_tokens: _Optional[int] = ..., vocab_size: _Optional[int] = ..., defaults: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., has_chat_template: bool = ..., num_workers: _Optional[int] = ..., aliases: _Optional[_Iterable[str]] = ..., has_tokenizer: bool = ..., takes_speech: bool = ...) -> None: ...
+    heard_ms: int
+    first_time_token: int
+    def __init__(self, name: _Optional[str] = ..., fingerprint: _Optional[str] = ..., context_tokens: _Optional[int] = ..., vocab_size: _Optional[int] = ..., defaults: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., has_chat_template: bool = ..., num_workers: _Optional[int] = ..., aliases: _Optional[_Iterable[str]] = ..., has_tokenizer: bool = ..., takes_speech: bool = ..., heard_ms: _Optional[int] = ..., first_time_token: _Optional[int] = ...) -> None: ...
 
 class Limits(_message.Message):
     __slots__ = ("max_message_bytes", "max_n", "max_logprobs", "max_stop", "max_stop_bytes", "max_logit_bias")

@@ -91,8 +91,15 @@ class ServedModel:
         return min(self.picture_supports.values(), key=lambda each: bool(each.refusal), default=self.described_pictures)
 
     def text_stream(self, params: SamplingParams) -> TextStream:
-        """Makes the text of one branch, from the branch's first token on."""
-        return TextStream.of_branch(self.tokenizer.detokenizer(params.skip_special_tokens), params, self.eos_token_ids)
+        """Makes the text of one branch, from the branch's first token on.
+
+        What a model writes down begins without the blank that its first word has, and shows no tokens of times.
+        """
+        detokenizer, speech = self.tokenizer.detokenizer(params.skip_special_tokens), self.encoder.speech
+        if speech is None:
+            return TextStream.of_branch(detokenizer, params, self.eos_token_ids)
+        times = range(speech.first_time, self.vocab_size) if params.skip_special_tokens else ()
+        return TextStream.of_branch(detokenizer.without_blank(), params, self.eos_token_ids, times)
 
 
 class ModelRegistry:

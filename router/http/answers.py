@@ -19,6 +19,7 @@ from router.http.answer_format import AnswerFormat, ShownPrompt
 from router.http.bodies.common_fields import AskedAnswer
 from router.http.bodies.constraint_fields import form_named
 from router.http.bodies.json_body import BodyReader, header_of, parse_object
+from router.http.bodies.sound_room import SoundRoom
 from router.http.bodies.unknown_fields import REFUSE
 from router.http.reply import Reply
 from router.streaming.inference_service import InferenceService, whole_answer
@@ -76,6 +77,7 @@ class AnswerService:
     forms: OutputForms = field(default_factory=OutputForms)
     unknown_fields: str = REFUSE
     responses_retain_s: int = 0
+    sounds: SoundRoom = field(default_factory=SoundRoom)
     bodies: BodyReader = field(default_factory=BodyReader)
     _cancelling: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_CANCELLING))
     _closed: bool = False

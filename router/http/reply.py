@@ -187,8 +187,15 @@ class Reply:
 
     # Streams
 
+    @property
+    def streams(self) -> bool:
+        """Whether a stream has begun."""
+        return self._streams
+
     async def begin_stream(self) -> None:
-        """The request is accepted: the client gets its id before any token."""
+        """The request is accepted: the client gets its id before any token. It may be called again."""
+        if self._streams:
+            return
         await self._start(200, EVENT_STREAM)
         self._streams = True
         self._note_sent()

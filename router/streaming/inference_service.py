@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from octavo.pictures.support import RATE
 from octavo.request import limits, validation
 from octavo.request.errors import Failure, NoWorkers
 from octavo.request.record import Record
@@ -161,6 +162,8 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
                 has_chat_template=model.tokenizer.has_chat_template,
                 has_tokenizer=model.tokenizer.has_text,
                 takes_speech=model.encoder.speech is not None and not model.pictures.refusal,
+                heard_ms=model.pictures.max_samples * 1000 // RATE,
+                first_time_token=model.encoder.speech.first_time if model.encoder.speech is not None else 0,
                 num_workers=len(model.workers),
                 aliases=self.models.aliases_of(model),
             )

@@ -35,6 +35,7 @@ from router.streaming.prompts.prompt_ends import (
     check_truncation,
     encoded_text,
     naming_language,
+    refuse_beside_times,
     refuse_encoded,
     refuse_unspoken,
     truncated,
@@ -95,6 +96,7 @@ class RequestPreparer:
             raise NoWorkers(f"no worker serves {model.name} now: retry, or start one", retry_after_ms=500)
         asked, params = check_request(request, model)
         self._pictures.check_chat(request.chat, model)
+        refuse_beside_times(params, request)
         if params.stop and not model.tokenizer.has_text:
             raise no_tokenizer("send stop_token_ids instead of stop")
         params = without_words(naming_language(params, request, model), request.bad_words, model)

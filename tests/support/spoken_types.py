@@ -17,8 +17,10 @@ SPECIAL = ["<|endoftext|>", "<|startoftranscript|>", "<|en|>", "<|de|>", "<|tran
 SPECIAL += ["<|startofprev|>", "<|notimestamps|>"]
 END, START, EN, DE, TRANSLATE, TRANSCRIBE, PREVIOUS, NO_TIMES = range(257, 265)
 POSITIONS, SECONDS = 50, 1
+FIRST_TIME = NO_TIMES + 1
+USUAL, VOCABULARY = 272, FIRST_TIME + POSITIONS + 1  # sizes of a vocabulary: with a few times, and with all of a second
 SIZES = {
-    "vocab_size": 272,
+    "vocab_size": USUAL,
     "num_mel_bins": 80,
     "d_model": 32,
     "encoder_layers": 2,
@@ -93,6 +95,29 @@ class TinySpeech:
         told = {"eos_token": SPECIAL[0], "tokenizer_class": "PreTrainedTokenizerFast"}
         (directory / "tokenizer_config.json").write_text(json.dumps(told))
 
+    @torch.inference_mode()
+    def texts(self, samples: list[float], **given: object) -> list[tuple[int, int, tuple[int, ...]]]:
+        """Start, end (in hundredths of a second) and tokens of each text that Transformers' own generate finds in a
+        sound of any length, where the features of each of its parts are those of that part alone."""
+        count, model = self.model.config.max_source_positions * 320, self.model
+
+        def features_at(input_features: object, seek: torch.Tensor, **_: object) -> torch.Tensor:
+            return self.features(samples[160 * int(seek[0]) :][:count])
+
+        whole = self.extractor(samples, sampling_rate=16000, return_tensors="pt", truncation=False, padding="longest")
+        options = {"language": "en", "task": "transcribe", "condition_on_prev_tokens": False, **given}
+        model._get_input_segment = features_at
+        try:
+            found = model.generate(
+                whole.input_features, do_sample=False, return_timestamps=True, return_segments=True, **options
+            )
+        finally:
+            del model._get_input_segment
+        return [
+            (round(100 * float(each["start"])), round(100 * float(each["end"])), tuple(each["tokens"].tolist()))
+            for each in found["segments"][0]
+        ]
+
     def features(self, samples: list[float]) -> torch.Tensor:
         return self.extractor(samples, sampling_rate=16000, return_tensors="pt").input_features
 
@@ -107,6 +132,11 @@ class TinySpeech:
         """The output of Transformers' own generate, past the tokens by which the decoder starts."""
         options = {"language": "en", "task": "transcribe", "max_new_tokens": count, "eos_token_id": None, **given}
         return self.model.generate(self.features(samples), do_sample=False, **options)[0].tolist()
+
+
+def spelled(tokens: Sequence[int]) -> str:
+    """The letters among them."""
+    return "".join(chr(token) for token in tokens if token in LETTERS)
 
 
 def said(seconds: float, seed: int = 0, rate: int = 16_000) -> list[float]:
@@ -135,3 +165,19 @@ def wav_of(form: bytes, data: bytes, size: int | None = None) -> bytes:
     parts = b"fmt " + struct.pack("<I", len(form)) + form
     parts += b"data" + struct.pack("<I", len(data) if size is None else size) + data
     return b"RIFF" + struct.pack("<I", 4 + len(parts) & 0xFFFFFFFF) + b"WAVE" + parts
+
+
+EDGE = "edge-of-a-part"
+SAMPLES = said(0.8)
+SOUND = wav(SAMPLES)
+
+
+def form(sound=SOUND, edge=EDGE, **fields):
+    """The bytes of a form with a file, and texts."""
+    parts = [] if sound is None else [('name="file"; filename="a.wav"\r\nContent-Type: audio/wav', sound)]
+    parts += [(f'name="{name}"', str(value).encode()) for name, value in fields.items()]
+    data = b"".join(
+        f"--{edge}\r\nContent-Disposition: form-data; {head}\r\n\r\n".encode() + content + b"\r\n"
+        for head, content in parts
+    )
+    return data + f"--{edge}--\r\n".encode()

@@ -185,11 +185,11 @@ class EncoderDecoder(TransformersDecoder):
                 use_cache=False,
             )
         logits: Tensor = result.logits[0]
-        self._refuse(logits, batch.token_ids[rows])
+        self._refuse(logits, batch, rows)
         return logits
 
-    def _refuse(self, logits: Tensor, last: Tensor) -> None:
-        """Keeps out what the model never generates, and what it does not after its `last` tokens, one for each row."""
+    def _refuse(self, logits: Tensor, batch: TokenBatch, rows: Tensor) -> None:
+        """Keeps out what the model never generates, and what it does not after the tokens of these rows."""
         if len(self._refused):
             logits[:, self._refused] = -torch.inf
 

@@ -6,6 +6,7 @@ the keys and values of cross attention. The encoder runs once for a sound, besid
 
 import functools
 import struct
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,7 +19,8 @@ from transformers import AutoModelForSpeechSeq2Seq
 from gpu_worker.models.through_transformers.encoder_decoder import EncoderDecoder, running_as
 from gpu_worker.models.through_transformers.encoder_step import Encoding
 from gpu_worker.models.through_transformers.log_mel import HOP, WINDOW, log_mel
-from gpu_worker.ops import Ops
+from gpu_worker.ops import Ops, TokenBatch
+from gpu_worker.ops.batch import EncodedRows
 from octavo.model_files.json_file import read_json
 from octavo.pictures.support import RATE, SAMPLES_PER_POSITION, PictureSupport
 from octavo.request.errors import BadModel, InvalidArgument
@@ -28,6 +30,7 @@ FILE = "preprocessor_config.json"
 # What the feature extractor does unless the file says otherwise, and octavo always does.
 ALWAYS = {"sampling_rate": RATE, "hop_length": HOP, "n_fft": WINDOW, "dither": 0.0, "do_normalize": False}
 TOKENS = ("decoder_start_token_id", "eos_token_id", "no_timestamps_token_id", "prev_sot_token_id")
+MOST_AT_FIRST = 50  # of 0.02 s: Whisper's own, where generation_config.json does not say it
 KERNEL = 3  # of the encoder's convolutions, which make SAMPLES_PER_POSITION of HOP
 
 
@@ -67,6 +70,38 @@ def _convolved(ops: Ops, layer: nn.Conv1d, x: Tensor) -> Tensor:
     return ops.linear(rows, layer.weight.flatten(1).contiguous(), layer.bias).T[None].contiguous()
 
 
+class TimeRules:
+    """Which tokens may come where text stands between tokens of times: the rules of Whisper's own timestamps.
+
+    Times come in pairs, with text between the pairs; none is before the one before it. All follows from the output so
+    far and from the logits of the next token, so it does not matter where a sequence is continued.
+    """
+
+    def __init__(self, first: int, end: int, most_at_first: int) -> None:
+        """`first`: the token of the time 0, which all of times follow. `end`: that which ends an output."""
+        self._first = first
+        self._end = end
+        self._most_at_first = most_at_first
+
+    def confine(self, logits: Tensor, output: Sequence[int]) -> None:
+        """Refuses in this row of logits what may not come after the output."""
+        first = self._first
+        logits[first - 1] = -torch.inf  # text without times does not begin here
+        times = [token for token in output if token >= first]
+        if not output:
+            logits[:first] = -torch.inf
+            logits[first + self._most_at_first + 1 :] = -torch.inf
+        elif output[-1] < first:  # text, after which a time is later than the one before the text
+            logits[first : times[-1] + 1 if times else first] = -torch.inf
+        elif len(output) < 2 or output[-2] >= first:  # a pair, or the first time of all: text begins
+            logits[first:] = -torch.inf
+        else:  # the end of a text: the next one begins now or later, or there is none
+            logits[: self._end] = -torch.inf
+            logits[first : times[-1]] = -torch.inf
+        if float(logits[first:].double().logsumexp(0)) > float(logits[:first].max()):
+            logits[:first] = -torch.inf  # a time is likelier than each text, whichever time it is
+
+
 class SpeechDecoder(EncoderDecoder):
     """An EncoderDecoder whose batches say what the encoder gave for the sounds of their prompts."""
 
@@ -76,15 +111,17 @@ class SpeechDecoder(EncoderDecoder):
         super().__init__(model, ops, device, context_tokens)
         self.encode = None
         speech = cast("SpeechSupport", self.encoder_support.speech)
-        self._start, self._no_timestamps = speech.start, speech.no_timestamps
+        self._speech = speech
         self.picture_support = PictureSupport(
             refusal="", token_id=speech.placeholder, cell=1, num_positions=self.encoder_support.max_encoded
         )
         self._sounds = SoundEncoder(model, ops, self.picture_support, device)
         self.encode_picture = self._sounds
-        listed = cast("Any", model).generation_config.begin_suppress_tokens or []
-        first = sorted(token for token in listed if 0 <= token < self.vocab_size)
+        generation = cast("Any", model).generation_config
+        first = sorted(token for token in generation.begin_suppress_tokens or [] if 0 <= token < self.vocab_size)
         self._refused_first = torch.tensor(first, dtype=torch.int64, device=device)
+        most = getattr(generation, "max_initial_timestamp_index", None)
+        self._times = TimeRules(speech.first_time, speech.placeholder, MOST_AT_FIRST if most is None else int(most))
 
     @classmethod
     def load_with_encoder(
@@ -117,15 +154,30 @@ class SpeechDecoder(EncoderDecoder):
         )
         return EncoderSupport(start=(start,), max_encoded=positions, max_output=most, speech=speech), positions + most
 
-    def _refuse(self, logits: Tensor, last: Tensor) -> None:
+    def _refuse(self, logits: Tensor, batch: TokenBatch, rows: Tensor) -> None:
         """After the first token of all comes a language, of which Transformers refuses none."""
+        last = batch.token_ids[rows]
+        named = last == self._speech.start if self._speech.languages else torch.zeros_like(last, dtype=torch.bool)
         for tokens, where in (
-            (self._refused, last != self._start),
-            (self._refused_first, last == self._no_timestamps),
+            (self._refused, ~named),
+            (self._refused_first, last == self._speech.no_timestamps),
         ):
-            rows = where.nonzero()
-            if len(tokens) and len(rows):
-                logits[rows, tokens] = -torch.inf
+            chosen = where.nonzero()
+            if len(tokens) and len(chosen):
+                logits[chosen, tokens] = -torch.inf
+        self._keep_times(logits, batch, rows)
+
+    def _keep_times(self, logits: Tensor, batch: TokenBatch, rows: Tensor) -> None:
+        """Keeps the rules of times in the rows of sequences whose text has some."""
+        encoded, has_times = cast("EncodedRows", batch.encoded), self._speech.has_times
+        timed = [len(tokens) >= count and has_times(tokens[:count]) for tokens, count in encoded.decoded]
+        if not any(timed):
+            return
+        owners = torch.bucketize(rows, batch.cu_q[1:], right=True).tolist()
+        for row, owner, place in zip(logits, owners, batch.positions[rows].tolist(), strict=True):
+            if timed[owner]:
+                tokens, num_prompt = encoded.decoded[owner]
+                self._times.confine(row, tokens[num_prompt : place + 1 - encoded.lengths[owner]])
 
     def _encoded_to_check(self) -> tuple[list[int], Tensor]:
         count = self.encoder_support.max_encoded

@@ -13,32 +13,29 @@ MAX_HEADER_BYTES = 4096  # of a part
 MAX_JSON_BYTES = 64 * 1024  # of a list or an object
 MAX_BOUNDARY = 70
 PARAMETER = re.compile(r'(?:\s*;)+\s*([^\s=;"]+)=(?:"((?:[^"\\\r\n]|\\.)*)"|([^\s;"]*))')
-HEADER = b"content-disposition"
+HEADER, BLANK = b"content-disposition", b"\r\n\r\n"
+CUT = "is no form, or is cut: send all of it, with its last boundary"
 # Texts, whatever they look like. Others are numbers, lists or objects, if they are JSON of such.
 TEXTS = {"bad_words", "language", "model", "on_disconnect", "prefix", "prompt", "request_id", "response_format", "stop"}
 TEXTS |= {"task", "truncation_side"}
 
 
 def parse_form(data: bytes, content_type: str, files: tuple[str, ...], unknown_fields: str = REFUSE) -> ClientBody:
-    """The fields of a form. Those named in `files` are bytes, and so is what is no text. Others are texts; but numbers,
-    true and false, lists and objects, where no text is meant. What has a name that ends in [] may come several times.
+    """The fields of a form. Those named in `files` are views of `data`, and what else is no text is bytes. Others are
+    texts; but numbers, true and false, lists and objects, where no text is meant. What has a name that ends in [] may
+    come several times.
 
     Raises InvalidArgument.
     """
     boundary = _parameters(content_type, "multipart/form-data").get("boundary", "")
     if not 0 < len(boundary) <= MAX_BOUNDARY:
         raise InvalidArgument("body", "must be multipart/form-data with a boundary, as curl -F sends it")
-    mark = b"\r\n--" + boundary.encode("latin-1")
-    parts = (b"\r\n" + data).split(mark, MAX_PARTS + 1)
-    if len(parts) > MAX_PARTS + 1:
-        raise InvalidArgument("body", f"has more than {MAX_PARTS} fields; leave some out")
-    if len(parts) < 2 or not parts[-1].startswith(b"--"):
-        raise InvalidArgument("body", "is no form, or is cut: send all of it, with its last boundary")
+    parts = _divided(memoryview(data), data, b"\r\n--" + boundary.encode("latin-1"))
     fields: dict[str, Any] = {}
     several: dict[str, list[Any]] = {}  # of lists, as forms have them
-    for part in parts[1:-1]:
+    for part in parts:
         name, content = _field_of(part)
-        value = content if name in files else _value_of(name, content)
+        value = content if name in files else _value_of(name, bytes(content))
         if name not in fields:
             fields[name] = value
         elif name.endswith("[]"):
@@ -48,10 +45,28 @@ def parse_form(data: bytes, content_type: str, files: tuple[str, ...], unknown_f
     return ClientBody(fields | several, unknown_fields)
 
 
-def _field_of(part: bytes) -> tuple[str, bytes]:
-    head, separator, content = part.partition(b"\r\n\r\n")
-    if not separator or len(head) > MAX_HEADER_BYTES:
+def _divided(view: memoryview, data: bytes, mark: bytes) -> list[memoryview]:
+    """What stands between marks. A file may be large: nothing of it is copied."""
+    parts: list[memoryview] = []
+    first = -2 if data.startswith(mark[2:]) else data.find(mark)
+    if first == -1:
+        raise InvalidArgument("body", CUT)
+    place = first + len(mark)
+    while (end := data.find(mark, place)) >= 0:
+        parts.append(view[place:end])
+        place = end + len(mark)
+        if len(parts) > MAX_PARTS:
+            raise InvalidArgument("body", f"has more than {MAX_PARTS} fields; leave some out")
+    if not data.startswith(b"--", place):
+        raise InvalidArgument("body", CUT)
+    return parts
+
+
+def _field_of(part: memoryview) -> tuple[str, memoryview]:
+    head, separator, _ = bytes(part[: MAX_HEADER_BYTES + len(BLANK)]).partition(BLANK)
+    if not separator:
         raise InvalidArgument("body", "has a field without a head, or with one that is too long")
+    content = part[len(head) + len(BLANK) :]
     for line in head.split(b"\r\n"):
         key, _, value = line.partition(b":")
         if key.strip().lower() == HEADER:

@@ -14,6 +14,7 @@ from router.http.bodies.unknown_fields import REFUSE, ClientBody
 MAX_BODY_BYTES = limits.MAX_MESSAGE_BYTES
 SMALL_BODY_BYTES = 64 * 1024
 BODY_S = 30.0  # how long a body may take to arrive
+LEAST_RATE = 512 * 1024  # bytes a second, of what is larger
 
 
 class BodyReader:
@@ -23,30 +24,35 @@ class BodyReader:
         self._max_large = max_large
         self._large: set[ArrivingBody] = set()
 
-    async def read(self, scope: Scope, receive: Receive) -> bytes:
-        """The whole body. Raises MessageTooLarge or DeadlineExceeded."""
-        if (announced := header_of(scope, b"content-length")).isdigit() and int(announced) > MAX_BODY_BYTES:
-            raise body_too_large()
+    async def read(self, scope: Scope, receive: Receive, reserved: int = 0) -> bytes:
+        """The whole body. There is room for `reserved` bytes, of one that is larger than others may be.
+
+        Raises MessageTooLarge or DeadlineExceeded.
+        """
+        most = max(MAX_BODY_BYTES, reserved)
+        if announced_bytes(scope) > most:
+            raise body_too_large(most)
+        seconds = BODY_S + reserved / LEAST_RATE
         try:
-            async with asyncio.timeout(BODY_S) as limit:
+            async with asyncio.timeout(seconds) as limit:
                 body = ArrivingBody(limit)
                 try:
-                    return await self._gather(body, receive)
+                    return await self._gather(body, receive, most)
                 finally:
                     self._large.discard(body)
         except TimeoutError:
-            what = f"the body came too slowly: it may take {BODY_S:g} s, and less while many large ones come"
+            what = f"the body came too slowly: it may take {seconds:.0f} s, and less while many large ones come"
             raise DeadlineExceeded(what) from None
 
-    async def _gather(self, body: "ArrivingBody", receive: Receive) -> bytes:
+    async def _gather(self, body: "ArrivingBody", receive: Receive, most: int) -> bytes:
         more = True
         while more:
             message = await receive()
             body.add(message.get("body", b""))
             more = message.get("more_body", False)
-            if body.size > MAX_BODY_BYTES:
-                raise body_too_large()
-            if more and body.size > SMALL_BODY_BYTES:
+            if body.size > most:
+                raise body_too_large(most)
+            if more and body.size > SMALL_BODY_BYTES and most == MAX_BODY_BYTES:
                 self._admit(body)
         return body.data
 
@@ -91,8 +97,14 @@ def header_of(scope: Scope, name: bytes) -> str:
     return next((value.decode("latin-1") for key, value in scope["headers"] if key == name), "")
 
 
-def body_too_large() -> MessageTooLarge:
-    return MessageTooLarge(f"the body has more than {MAX_BODY_BYTES} bytes; send fewer")
+def announced_bytes(scope: Scope) -> int:
+    """How long a body is, as its header says; 0 if it does not."""
+    announced = header_of(scope, b"content-length")
+    return int(announced) if announced.isascii() and announced.isdigit() else 0
+
+
+def body_too_large(most: int = MAX_BODY_BYTES) -> MessageTooLarge:
+    return MessageTooLarge(f"the body has more than {most} bytes; send fewer")
 
 
 def parse_object(data: bytes, unknown_fields: str = REFUSE) -> ClientBody:

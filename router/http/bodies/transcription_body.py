@@ -1,5 +1,7 @@
 """POST /v1/audio/transcriptions: a sound, and how what is said there is written down."""
 
+from dataclasses import dataclass
+
 from octavo.request.ids import new_request_id
 from octavo.v1 import inference_pb2
 from router.http.bodies.common_fields import AskedAnswer, read_common, read_max_tokens
@@ -8,9 +10,9 @@ from router.http.bodies.unknown_fields import ClientBody, refusal_of
 
 ID_PREFIX = "trsc-"
 FILE = "file"
-FORMATS = ("json", "text")
-NO_TIMES = "is not supported: no times are written, and nobody is told apart; leave it out"
-WITHOUT_TIMES = f"must be one of {', '.join(FORMATS)}: no times are written"
+JSON, TEXT, VERBOSE, SRT, VTT = FORMATS = ("json", "text", "verbose_json", "srt", "vtt")
+GRANULARITIES = ("timestamp_granularities", "timestamp_granularities[]")
+NOT_TOLD = "is not supported: no scores are shown, and nobody is told apart; leave it out"
 # Of a transcription, whatever other requests may have.
 ONE_TEXT = ("n", "best_of", "return_token_ids", "return_tokens_as_token_ids", "echo", "logprobs", "stream_options")
 # Of prompts that are text.
@@ -18,8 +20,22 @@ OF_TEXT = ("add_special_tokens", "prefix", "prompt_logprobs", "truncate_prompt_t
 MOST_TOKENS = 1 << 16  # more than any model writes down at once: what is left of its context counts
 
 
-def read_transcription(fields_sent: ClientBody) -> tuple[AskedAnswer, str]:
-    """What the form asks for, and in which format. Raises InvalidArgument with all that is wrong and can be seen."""
+@dataclass(slots=True)
+class AskedTranscription:
+    """What a form asks for. The request has no sound yet."""
+
+    answer: AskedAnswer
+    sound: memoryview  # the bytes of its file: large, so whoever has taken them puts none in their place
+    shown: str  # one of FORMATS
+
+    @property
+    def with_times(self) -> bool:
+        """Whether it is to be shown when something is said."""
+        return self.shown in (VERBOSE, SRT, VTT)
+
+
+def read_transcription(fields_sent: ClientBody) -> AskedTranscription:
+    """What the form asks for. Raises InvalidArgument with all that is wrong and can be seen."""
     fields, request = FieldReader(fields_sent), inference_pb2.GenerateRequest()
     for name in ONE_TEXT:
         fields.take_harmless(name, [False, 1], "is not supported: one text is answered; leave it out")
@@ -27,21 +43,22 @@ def read_transcription(fields_sent: ClientBody) -> tuple[AskedAnswer, str]:
         if fields.take_any(name) is not None:
             fields.refuse(name, "is not supported: the prompt is a sound; leave it out")
     sound = fields.take_any(FILE)
-    if not isinstance(sound, bytes):
+    if not isinstance(sound, memoryview):
         fields.refuse(FILE, "is missing; send the bytes of a WAV file")
+        sound = memoryview(b"")
     speech = request.speech
-    speech.sound = sound if isinstance(sound, bytes) else b""
     speech.language = fields.take_text("language")
     speech.previous_text = fields.take_text("prompt")
     speech.task = fields.take_text("task")
-    shown = fields.take_text("response_format", FORMATS[0])
+    shown = fields.take_text("response_format", JSON)
     if shown not in FORMATS:
-        fields.refuse("response_format", WITHOUT_TIMES)
+        fields.refuse("response_format", f"must be one of {', '.join(FORMATS)}")
+    _read_granularities(fields, shown)
     fields.take_harmless(
-        "chunking_strategy", [""], "is not supported: sounds that are too long are cut by who sends them"
+        "chunking_strategy", ["", "auto"], "is not supported: long sounds are divided by what is heard"
     )
-    for name in ("timestamp_granularities", "timestamp_granularities[]", "include", "include[]"):
-        fields.take_harmless(name, ["", []], NO_TIMES)
+    for name in ("include", "include[]"):
+        fields.take_harmless(name, ["", []], NOT_TOLD)
     asked = read_common(fields, request)
     if not asked.chosen_id:
         request.request_id = ID_PREFIX + new_request_id()[2:]
@@ -49,8 +66,19 @@ def read_transcription(fields_sent: ClientBody) -> tuple[AskedAnswer, str]:
         request.sampling.max_tokens = MOST_TOKENS
     if not request.sampling.HasField("temperature"):
         request.sampling.temperature = 0.0  # OpenAI's
-    if asked.stream and shown != FORMATS[0]:
+    if asked.stream and shown != JSON:
         fields.refuse("response_format", "must be json beside stream: true")
     fields.refuse_rest(refusal_of)
     fields.checks.raise_found()
-    return asked, shown
+    return AskedTranscription(asked, sound, shown)
+
+
+def _read_granularities(fields: FieldReader, shown: str) -> None:
+    """Takes of what times are wanted: of texts alone, where times are shown."""
+    for name in GRANULARITIES:
+        value = fields.take_any(name)
+        wanted = [value] if isinstance(value, str) else value or []
+        if not isinstance(wanted, list) or not all(each in ("segment", "") for each in wanted):
+            fields.refuse(name, "must be segment: words and other things have no times of their own")
+        elif "segment" in wanted and shown != VERBOSE:
+            fields.refuse(name, f"is allowed only beside response_format: {VERBOSE}")

@@ -103,9 +103,9 @@ HOSTILE = {
     "no rate": (wav_of(struct.pack("<HHIIHH", 1, 1, 0, 0, 2, 16), bytes(800)), "has 0 samples a second"),
     "4 GHz": (wav_of(struct.pack("<HHIIHH", 1, 1, 2**32 - 1, 0, 2, 16), bytes(800)), "4294967295 samples a second"),
     "a wrong align": (wav_of(struct.pack("<HHIIHH", 1, 1, 16000, 32000, 9, 16), bytes(800)), "has 9 bytes for each"),
-    "too long": (wav(said(1.1)), r"lasts 1.10 s, and this model hears 1 s at once: cut it"),
-    "much silence": (wav_of(struct.pack("<HHIIHH", 1, 1, 8000, 16000, 2, 16), bytes(11 << 20)), "lasts 720.90 s"),
-    "too many bytes": (wav_of(MONO, bytes(13 << 20)), "at most 12582912"),
+    "too long": (wav(said(1.1)), r"lasts 1.10 s, and this model hears 1 s at once: send it to /v1/audio/tr"),
+    "much silence": (wav_of(struct.pack("<HHIIHH", 1, 1, 8000, 16000, 2, 16), bytes(1 << 20)), "lasts 65.54 s"),
+    "too many bytes": (wav_of(MONO, bytes(13 << 20)), "at most 1432576 are what this model hears at once"),
     "nan": (wav([0.0, math.nan, 0.5], kind="float32"), "no numbers"),
     "infinite": (wav([0.0, -math.inf], kind="float32"), "no numbers"),
 }

@@ -35,6 +35,7 @@ VALID = {  # values of settings that have a form
     "http_origins": ("https://a.example", "http://localhost:3000"),
     "picture_count": 7,
     "picture_hosts": ("https://images.example", "http://localhost:3000"),
+    "sound_bytes": 7_777_777,
     "gpu_memory_utilization": 0.5,
     "watermark": 0.5,
     "traces_share": 0.5,

@@ -157,8 +157,16 @@ async def test_a_model_that_hears_gets_a_sound_and_the_tokens_that_say_what_to_w
     assert not params.banned_token_ids, "those of a text do not count"
     assert (await preparer.prepare(asked(spoken(language="DE")))).new.prompt == new.prompt
     support.check_sequence(naming.new.prompt, naming.new.salt, params)
+    timed = await preparer.prepare(asked(spoken(times=True)))
+    assert timed.new.prompt == new.prompt[:-1], "what follows is not told to be without times"
+    support.check_sequence(timed.new.prompt, timed.new.salt, params)
+    for more in ({"stop": ["a"]}, {"allowed_token_ids": [1]}, {"constraint": {"json_object": True}}):
+        assert await refused_fields(preparer, asked(spoken(times=True), sampling=more)) == {
+            f"sampling.{next(iter(more))}"
+        }
     for speech, field in (
         (spoken(task="language"), "speech.task"),
+        (spoken(task="language", language="", times=True), "speech.task"),
         (spoken(sound=b""), "speech.sound"),
         (spoken(sound=b"fLaC"), "speech.sound"),
         (spoken(sound=wav(said(1.2))), "speech.sound"),

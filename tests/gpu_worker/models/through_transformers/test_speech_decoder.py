@@ -1,22 +1,46 @@
 """Whisper: the features and tokens of Transformers, each sound encoded once, and equal bits alone and beside others."""
 
 import array
+import asyncio
+import random
 from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 import transformers
 from effort import diagonal
 from encoded_types import check_branches_and_beams, engine_of
 from same_bits import FAULTS, Engines, draw_cases
-from spoken_types import DE, EN, NO_TIMES, POSITIONS, PREVIOUS, START, TRANSCRIBE, TRANSLATE, TinySpeech, said
+from spoken_types import (
+    DE,
+    EN,
+    END,
+    FIRST_TIME,
+    NO_TIMES,
+    POSITIONS,
+    PREVIOUS,
+    START,
+    TRANSCRIBE,
+    TRANSLATE,
+    USUAL,
+    VOCABULARY,
+    TinySpeech,
+    said,
+    wav,
+)
+from transformers.generation.logits_process import WhisperTimeStampLogitsProcessor
 
 from gpu_worker.models.through_transformers.log_mel import log_mel
+from gpu_worker.models.through_transformers.speech_decoder import TimeRules
 from gpu_worker.ops import native
 from gpu_worker.running.model_runner import ModelRunner
+from octavo.pictures.long_speech import LongSpeech
 from octavo.pictures.picture import Picture, digest_pixels, pack_pictures
+from octavo.pictures.sound_file import read_sound
+from octavo.pictures.wav_file import WavFile
 from octavo.request.errors import BadModel, InvalidArgument
-from octavo.request.sampling import SamplingParams
+from octavo.request.sampling import FinishReason, SamplingParams
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
 OPTIONS = ({}, {"dtype": "bfloat16"}, {"kv_cache_dtype": "int8"})
@@ -28,6 +52,12 @@ def tiny(tmp_path_factory) -> TinySpeech:
     return TinySpeech(tmp_path_factory.mktemp("whisper"))
 
 
+@pytest.fixture(scope="module")
+def timed(tmp_path_factory) -> TinySpeech:
+    """It has tokens for all times that it hears."""
+    return TinySpeech(tmp_path_factory.mktemp("timed"), vocab_size=VOCABULARY)
+
+
 def heard(runner: ModelRunner, samples: list[float]) -> dict[str, object]:
     """What a sequence says that hears this, which the runner has encoded."""
     data = array.array("f", samples).tobytes()
@@ -36,9 +66,9 @@ def heard(runner: ModelRunner, samples: list[float]) -> dict[str, object]:
     return {"pictures": pack_pictures([sound])}
 
 
-def prompt_of(runner: ModelRunner, language="en", task="", previous=()) -> list[int]:
+def prompt_of(runner: ModelRunner, language="en", task="", previous=(), times=False) -> list[int]:
     encoder = runner.info.encoder
-    start = encoder.speech.start_of(language, task, previous, "speech")
+    start = encoder.speech.start_of(language, task, previous, "speech", times=times)
     return [encoder.speech.placeholder] * encoder.max_encoded + start
 
 
@@ -72,7 +102,10 @@ def test_sounds_get_the_tokens_of_generate(tiny, load):
 
 def test_a_language_is_named_as_transformers_names_it(tiny, load):
     """Whatever is never to come otherwise: here it is all but two tokens, which are no languages."""
-    tiny.model.generation_config.suppress_tokens, usual = [*range(3, 272)], tiny.model.generation_config.suppress_tokens
+    tiny.model.generation_config.suppress_tokens, usual = (
+        [*range(3, USUAL)],
+        tiny.model.generation_config.suppress_tokens,
+    )
     tiny.model.save_pretrained(tiny.directory.parent / "silent")
     tiny.model.generation_config.suppress_tokens = usual
     runner, found = load(tiny.directory.parent / "silent"), {}
@@ -112,13 +145,68 @@ def test_a_continued_sequence_has_the_same_bits(fault, options, tiny, load):
         more = heard(runner, said(0.7, 2))
     drawn = draw_cases([*range(30, 250)], 20, 3, (20, 30), (12, 30))
     cases = [
-        replace(case, prompt=tuple(prompt_of(runners[0], previous=case.prompt[:5])), more=more)
-        for case in drawn
-        if case.fault == fault
+        replace(case, prompt=tuple(prompt_of(runners[0], previous=case.prompt[:5], times=bool(i % 2))), more=more)
+        for i, case in enumerate(each for each in drawn if each.fault == fault)
     ]
     assert len(cases) == 4
     for compared in Engines(runners).compare(cases):
         assert compared.num_tokens and not compared.wrong_tokens and not compared.wrong_scores, compared.case
+
+
+@pytest.mark.parametrize("given", [{}, {"prompt_ids": [PREVIOUS, 40, 41]}], ids=["alone", "after words"])
+def test_long_sounds_get_the_texts_of_generate(given, timed, load):
+    """Part by part, and the times at which they are spoken."""
+    runner, samples = load(timed.directory), [each for seed in range(5) for each in said(0.6, seed)]
+    engine, file = engine_of(runner), WavFile.read(memoryview(wav(samples)))
+    speech = LongSpeech(file, 100, FIRST_TIME)
+    previous, asked_at = given.get("prompt_ids", [])[1:], []
+
+    async def ask(at, sound):
+        asked_at.append(at)
+        prompt, heard_there = prompt_of(runner, previous=previous, times=True), samples_of(sound)
+        engine.admit(f"p{at}", prompt, replace(GREEDY, max_tokens=None), **heard(runner, heard_there))
+        engine.finish(10_000)
+        yield engine.tokens[f"p{at}.0"], FinishReason.LENGTH
+
+    async def found():
+        return [(each.start, each.end, each.tokens) async for each in speech.texts(ask)]
+
+    options = {"prompt_ids": torch.tensor(given["prompt_ids"])} if given else {}
+    expected = timed.texts(samples, **options)
+    assert asyncio.run(found()) == [
+        (start, end, tuple(token for token in tokens if token < FIRST_TIME)) for start, end, tokens in expected
+    ]
+    assert len(asked_at) > 3
+
+
+def samples_of(sound: bytes) -> list[float]:
+    found = array.array("f")
+    found.frombytes(read_sound(memoryview(sound), POSITIONS * 320))
+    return found.tolist()
+
+
+def test_what_may_come_is_what_transformers_lets_come():
+    """After each token of outputs that keep the rules, whatever the logits are."""
+    rng, generator = random.Random(1), torch.Generator().manual_seed(1)
+    num_closed = 0
+    for case in range(60):
+        most = rng.choice([0, 3, 60])
+        told = transformers.GenerationConfig(
+            eos_token_id=END, no_timestamps_token_id=NO_TIMES, max_initial_timestamp_index=most
+        )
+        theirs, ours = WhisperTimeStampLogitsProcessor(told, begin_index=2), TimeRules(FIRST_TIME, END, most)
+        output: list[int] = []
+        while len(output) < 12:
+            logits = torch.randn(VOCABULARY, generator=generator) * 3
+            logits[FIRST_TIME:] -= rng.choice([0.0, 2.0, 4.0])  # so that now the times together win, and now a text
+            expected = theirs(torch.tensor([[1, 2, *output]]), logits[None])[0]
+            ours.confine(logits, output)
+            assert torch.equal(logits, expected), (case, output)
+            num_closed += bool(logits[:FIRST_TIME].isinf().all())
+            output.append(int(logits.softmax(0).multinomial(1, generator=generator)))
+            if output[-1] == END:
+                break
+    assert num_closed > 100
 
 
 def test_blocks_are_found_again_by_what_was_heard(tiny, load):
@@ -157,6 +245,11 @@ def test_a_model_of_english_alone_has_neither_languages_nor_tasks(tmp_path, load
     engine.admit("a", prompt_of(runner), GREEDY, **heard(runner, samples))
     engine.finish(10_000)
     assert engine.tokens["a.0"] == tiny.generate(samples, 20, language=None, task=None)
+    assert prompt_of(runner, times=True)[POSITIONS:] == [START]
+    engine.admit("b", prompt_of(runner, times=True), GREEDY, **heard(runner, samples))
+    engine.finish(10_000)
+    asked = {"language": None, "task": None, "return_timestamps": True, "force_unique_generate_call": True}
+    assert [START, *engine.tokens["b.0"]] == tiny.generate(samples, 20, **asked)
     for language, task, field in (("de", "", "language"), ("", "translate", "task")):
         with pytest.raises(InvalidArgument, match=f"^speech.{field}: this model writes English speech"):
             prompt_of(runner, language, task)
@@ -178,11 +271,13 @@ def test_what_is_not_served_is_refused_by_name(tiny, load, tmp_path, monkeypatch
     encoder = runner.info.encoder
     encoder.check_sequence(good, "", GREEDY)
     assert good[POSITIONS:] == [PREVIOUS, 50, 51, START, DE, TRANSLATE, NO_TIMES]
-    for wrong in (good[:-1], good[:POSITIONS], [*good, 5], good[:-3] + good[-2:], [*good[:POSITIONS], *good[-6:]]):
+    assert prompt_of(runner, "de", "translate", [50, 51], times=True) == good[:-1]
+    encoder.check_sequence(good[:-1], "", GREEDY)
+    for wrong in (good[:-2], good[:POSITIONS], [*good, 5], good[:-3] + good[-2:], [*good[:POSITIONS], *good[-6:]]):
         with pytest.raises(InvalidArgument, match="tokens that start the decoder"):
             encoder.check_sequence(wrong, "", GREEDY)
     config = tiny.model.generation_config
-    for name, value in (("no_timestamps_token_id", 272), ("lang_to_id", {})):
+    for name, value in (("no_timestamps_token_id", USUAL), ("lang_to_id", {})):
         with monkeypatch.context() as patch:
             patch.setattr(config, name, value)
             tiny.model.save_pretrained(tmp_path / name)

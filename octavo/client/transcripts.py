@@ -1,0 +1,103 @@
+"""Sounds of any length: requests of their parts, one after another, and what comes of them as one text."""
+
+import time
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from octavo.client.arguments import RequestArguments, Speech
+from octavo.client.events import Model, Transcript, Utterance
+from octavo.pictures.long_speech import LongSpeech, Piece, SpokenText
+from octavo.pictures.wav_file import FRAMES_A_SECOND, WavFile
+from octavo.request import ids, limits
+from octavo.request.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from octavo.client.aio import AsyncClient
+
+MOST_TOKENS = 1 << 16  # more than any model writes down at once
+BESIDE = 64 * 1024  # bytes of a message that are not of its sound
+LANGUAGE = "language"
+
+
+@dataclass(slots=True)
+class Transcriber:
+    """One sound."""
+
+    client: "AsyncClient"
+    speech: Speech
+    on_utterance: Callable[[Utterance], None] | None
+    options: RequestArguments
+
+    async def run(self) -> Transcript:
+        """Raises what a request raises, with the second of the sound in its message."""
+        given = self.options.get("deadline_s")
+        ends_at = None if given is None else time.monotonic() + given
+        file = self._file()
+        model = await self._model()
+        heard = LongSpeech(file, model.heard_ms * FRAMES_A_SECOND // 1000, model.first_time_token)
+        self.options = {"temperature": 0.0, "max_tokens": MOST_TOKENS, **self.options}
+        name = self.options.get("request_id") or ids.new_request_id()
+        language = self.speech.language or await self._language(file.part(0, heard.heard_at_once), ends_at)
+        utterances: list[Utterance] = []
+
+        async def ask(at: int, sound: bytes) -> AsyncGenerator[Piece, None]:
+            part = replace(self._checked(sound), language=language, times=True)
+            named = name if not at else f"{name}-{at / FRAMES_A_SECOND:g}s"
+            options = self.options | RequestArguments(request_id=named, deadline_s=_left(ends_at))
+            async with aclosing(self.client.generate(part, **options)) as stream:
+                async for event in stream:
+                    yield event.token_ids, event.finish_reason
+
+        async with aclosing(heard.texts(ask)) as texts:
+            async for each in texts:
+                utterance = await self._utterance(each, model)
+                if utterance.text.strip():
+                    utterances.append(utterance)
+                    if self.on_utterance is not None:
+                        self.on_utterance(utterance)
+        text = "".join(each.text for each in utterances).lstrip()
+        return Transcript(text, language, file.seconds, tuple(utterances), heard.finish)
+
+    def _file(self) -> WavFile:
+        try:
+            return WavFile.read(memoryview(self.speech.sound))
+        except (TypeError, ValueError) as error:
+            raise InvalidArgument("speech.sound", str(error)) from None
+
+    def _checked(self, sound: bytes) -> Speech:
+        if len(sound) > (most := limits.MAX_MESSAGE_BYTES - BESIDE):
+            what = f"has {len(sound)} bytes in a part that the model hears at once, and a message at most {most}"
+            raise InvalidArgument("speech.sound", f"{what}: make it of one channel, or of 16 kHz")
+        return replace(self.speech, sound=sound)
+
+    async def _model(self) -> Model:
+        """That which is asked. Raises InvalidArgument for one that does not hear."""
+        named = self.options.get("model")
+        hearing = [model for model in await self.client.models() if model.takes_speech]
+        found = [model for model in hearing if named in (None, model.name, *model.aliases)]
+        if len(found) != 1:
+            there = ", ".join(model.name for model in hearing) or "none"
+            raise InvalidArgument("model", f"name one that takes speech; there is {there}")
+        return found[0]
+
+    async def _language(self, sound: bytes, ends_at: float | None) -> str:
+        """Which language the model hears; empty for a model of one language alone, which refuses to say it."""
+        asked = Speech(self._checked(sound).sound, task=LANGUAGE)
+        model, priority = self.options.get("model"), self.options.get("priority", "")
+        try:
+            answer = await self.client.complete(
+                asked, model=model, priority=priority, temperature=0.0, deadline_s=_left(ends_at)
+            )
+        except InvalidArgument:
+            return ""
+        return answer.text.strip("<|>")
+
+    async def _utterance(self, spoken: SpokenText, model: Model) -> Utterance:
+        text = await self.client.detokenize(spoken.tokens, model=model.name)
+        return Utterance(spoken.start / FRAMES_A_SECOND, spoken.end / FRAMES_A_SECOND, text, spoken.tokens)
+
+
+def _left(ends_at: float | None) -> float | None:
+    return None if ends_at is None else max(0.001, ends_at - time.monotonic())

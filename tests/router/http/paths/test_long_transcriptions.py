@@ -1,0 +1,194 @@
+"""Sounds that are longer than a model hears at once: over HTTP and in the SDK, and what stands in their way."""
+
+import asyncio
+import re
+import struct
+from pathlib import Path
+
+import openai
+import pytest
+from spoken_types import EDGE, FIRST_TIME, LETTERS, POSITIONS, VOCABULARY, TinySpeech, form, said, spelled, wav, wav_of
+
+from octavo.client import Speech, Utterance
+from octavo.request.errors import BadLogits, Cancelled, InvalidArgument, QueueFull
+from router.http.paths import long_transcriptions
+from router.streaming.session_opener import SessionOpener
+
+PAGE = Path(__file__).resolve().parents[4] / "docs/speech.md"
+PATH = "/v1/audio/transcriptions"
+SAMPLES = [each for seed in range(4) for each in said(0.7, seed)]
+SOUND = wav(SAMPLES)
+GERMAN = {"language": "de"}
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    """It writes letters and times."""
+    silent = [token for token in range(FIRST_TIME) if token not in LETTERS]
+    return TinySpeech(tmp_path_factory.mktemp("timed"), suppress=silent, vocab_size=VOCABULARY)
+
+
+@pytest.fixture(scope="module")
+def told(tiny):
+    """What Transformers finds: from when to when, and which text; those without letters are not shown."""
+    found = [
+        (start / 100, end / 100, spelled(tokens), [token for token in tokens if token < FIRST_TIME])
+        for start, end, tokens in tiny.texts(SAMPLES, language="de")
+    ]
+    assert len(found) > 3
+    return [each for each in found if each[2].strip()]
+
+
+async def test_the_texts_are_those_of_transformers_in_every_format(hearing, told, ask):
+    text = "".join(each[2] for each in told).lstrip()
+    answer = (await ask(SOUND, **GERMAN)).object
+    num_parts = answer["usage"]["input_token_details"]["audio_tokens"] // POSITIONS
+    assert answer["text"] == text and num_parts >= 3
+    assert answer["usage"]["input_tokens"] == num_parts * (POSITIONS + 3)
+    verbose = (await ask(SOUND, **GERMAN, response_format="verbose_json")).object
+    shown = [(each["start"], each["end"], each["text"], each["tokens"]) for each in verbose["segments"]]
+    assert shown == told and verbose["text"] == text
+    assert (verbose["language"], verbose["task"], verbose["duration"]) == ("de", "transcribe", len(SAMPLES) / 16000)
+    plain = await ask(SOUND, **GERMAN, response_format="text")
+    assert plain.body.decode() == text + "\n" and plain.headers["x-octavo-finish-reason"] == "length"
+    clock = r"00:00:0(\d)%s(\d\d)0 --> 00:00:0(\d)%s(\d\d)0"
+    for shown_as, first, point in (("srt", "1\n", ","), ("vtt", "WEBVTT\n\n", r"\.")):
+        lines = (await ask(SOUND, **GERMAN, response_format=shown_as)).body.decode()
+        found = [tuple(map(int, each)) for each in re.findall(clock % (point, point), lines)]
+        assert lines.startswith(first)
+        assert [(a + b / 100, c + d / 100) for a, b, c, d in found] == [each[:2] for each in told]
+    *deltas, done = (await ask(SOUND, **GERMAN, stream="true")).chunks
+    assert [(each["start"], each["end"]) for each in deltas] == [each[:2] for each in told]
+    assert "".join(each["delta"] for each in deltas) == done["text"] == text
+    assert (done["finish_reason"], done["usage"]) == ("length", answer["usage"])
+    client = openai.AsyncOpenAI(base_url=f"http://{hearing.routers[0].http_endpoint}/v1", api_key="none", max_retries=0)
+    async with client:
+        asked = {"model": hearing.runners[0].info.model, "file": ("a.wav", SOUND), "language": "de"}
+        theirs = await client.audio.transcriptions.create(
+            **asked, response_format="verbose_json", timestamp_granularities=["segment"]
+        )
+        assert [(each.start, each.end, each.text) for each in theirs.segments] == [each[:3] for each in told]
+
+
+async def test_the_sdk_finds_the_same_texts(hearing, told):
+    client, heard = hearing.client(), []
+    found = await client.transcribe(Speech(SOUND, "de"), on_utterance=heard.append)
+    assert found.utterances == tuple(heard) == tuple(Utterance(*each[:3], tuple(each[3])) for each in told)
+    assert found.seconds == len(SAMPLES) / 16000
+    named = await client.transcribe(Speech(SOUND))
+    assert named.text == (await client.transcribe(Speech(SOUND, named.language))).text
+    for wrong, what in ((Speech(SOUND[:99]), "send the whole file"), (Speech(SOUND, "fr"), "no 'fr'")):
+        with pytest.raises(InvalidArgument, match=what):
+            await client.transcribe(wrong)
+    with pytest.raises(InvalidArgument, match="model: name one that takes speech"):
+        await client.transcribe(Speech(SOUND), model="other")
+
+
+async def test_the_example_of_the_page_runs(hearing, tiny, tmp_path, monkeypatch, capsys):
+    code = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)[0]
+    router, name = hearing.routers[0], hearing.runners[0].info.model
+    for there, here in (("58051", router.http_endpoint), ("50051", router.endpoint)):
+        code = code.replace(f"127.0.0.1:{there}", here)
+    (tmp_path / "speech.wav").write_bytes(SOUND)
+    monkeypatch.chdir(tmp_path)
+    found = {}
+    await asyncio.to_thread(exec, compile(code.replace("openai/whisper-tiny", name), str(PAGE), "exec"), found)
+    found["client"].close()
+    first, second = capsys.readouterr().out.splitlines()
+    texts = [spelled(tokens) for _, _, tokens in tiny.texts(SAMPLES)]
+    told = "".join(text for text in texts if text.strip())
+    assert first == second == told.lstrip()
+
+
+async def test_short_sounds_have_times_and_unnamed_languages_are_asked_once(hearing, tiny, ask):
+    samples = said(0.6, 5)
+    shown = (await ask(wav(samples), **GERMAN, response_format="verbose_json")).object["segments"]
+    told = [(start / 100, spelled(tokens)) for start, _, tokens in tiny.texts(samples, language="de")]
+    assert shown[0]["start"] == told[0][0] and shown[0]["text"] == told[0][1]
+    named = (await ask(SOUND, response_format="verbose_json")).object
+    assert named["text"] == (await ask(SOUND, language=named["language"])).object["text"]
+    assert (await ask(SOUND, task="language")).object["text"] == f"<|{named['language']}|>"
+
+
+async def test_a_call_that_is_sent_again_finds_what_is_done(hearing, ask):
+    """By its id, from which those of its parts follow."""
+    first = await ask(SOUND, **GERMAN, headers={"idempotency-key": "mine"})
+    before = {each.record.request_id for each in hearing.entries}
+    again = await ask(SOUND, **GERMAN, headers={"idempotency-key": "mine"})
+    assert again.body == first.body and {each.record.request_id for each in hearing.entries} == before
+    assert "mine" in before and all(each == "mine" or re.fullmatch(r"mine-[\d.]+s", each) for each in before)
+    refused = await ask(SOUND, **GERMAN, request_id="x" * 120)
+    assert refused.status == 400 and "at most 116 characters" in refused.error["message"]
+
+
+@pytest.fixture
+def failing(monkeypatch):
+    """Has the second part fail to open, once for each of these errors."""
+    errors, opened, open_new = [], [], SessionOpener.open_new
+
+    def opening(self, request, *given, **more):
+        if "-" in request.request_id and errors:
+            raise errors.pop()
+        opened.append(request.request_id)
+        return open_new(self, request, *given, **more)
+
+    monkeypatch.setattr(SessionOpener, "open_new", opening)
+    monkeypatch.setattr(long_transcriptions, "LEAST_WAIT_S", 0.001)
+    return errors, opened
+
+
+async def test_a_part_that_fails_says_at_which_second(ask, failing):
+    errors, opened = failing
+    for error, status in ((BadLogits("broken"), 500), (Cancelled("enough"), 499)):
+        errors[:] = [error]
+        answer = await ask(SOUND, **GERMAN, request_id="a")
+        assert answer.status == status
+        assert re.match(r"from second 0\.\d+ of the sound on: (broken|enough)", answer.error["message"])
+    assert opened == ["a", "a"], "nothing is asked for after that"
+    errors[:] = [Cancelled("enough")]
+    *deltas, done = (await ask(SOUND, **GERMAN, request_id="a", stream="true")).chunks
+    assert deltas and (done["type"], done["finish_reason"]) == ("transcript.text.done", "cancelled")
+    errors[:] = [QueueFull("full"), QueueFull("full")]
+    patient = await ask(SOUND, **GERMAN, request_id="a")
+    assert patient.status == 200 and not errors, "what passes by itself is waited for"
+
+
+async def test_nobody_writes_on_for_a_client_that_has_left(hearing, connect):
+    sound = wav([each for seed in range(20) for each in said(0.9, seed)])
+    connection = await connect()
+    kind = f"multipart/form-data; boundary={EDGE}"
+    connection.send("POST", PATH, form(sound, **GERMAN, stream="true"), content_type=kind)
+    await connection.head()
+    assert b"delta" in await connection.chunk()
+    await connection.close()
+    await hearing.until(lambda: all(entry.record.state.ended for entry in hearing.entries))
+    assert 0 < len(hearing.entries) < 12
+
+
+async def test_sounds_made_to_break_something_are_refused(ask, call):
+    broken = wav([*SAMPLES[:20_000], float("nan"), *SAMPLES[20_000:]], kind="float32")
+    silent = wav([0.0] * 24_000)
+    for sound, what in (
+        (SOUND[:-9], "send the whole file"),
+        (SOUND[:40] + struct.pack("<I", 0x7FFFEFFF) + SOUND[44:], "send the whole file"),
+        (SOUND[:12] + b"junk\0\0\0\0" * 2000 + SOUND[12:], "has no samples"),
+        (b"ID3" + bytes(5 << 20), "is MP3"),
+        (broken, r"from second (0\.\d+|1) of the sound on: has samples that are no numbers"),
+    ):
+        answer = await ask(sound, **GERMAN)
+        assert answer.status == 400 and answer.error["param"] == "file", answer.body
+        assert re.search(what, answer.error["message"]), answer.error
+    assert (await ask(silent, **GERMAN, response_format="verbose_json")).status == 200
+    for fields, field in (({"stop": "a"}, "stop"), ({"allowed_token_ids": "[97]"}, "allowed_token_ids")):
+        answer = await ask(SOUND, **GERMAN, **fields)
+        assert (answer.status, answer.error["param"]) == (400, field), answer.body
+
+
+async def test_there_is_room_for_so_many_long_sounds(hearing, ask):
+    service = hearing.routers[0]._answers
+    scope = {"headers": [(b"content-length", b"%d" % (6 << 20))]}
+    with service.sounds.taken(scope), service.sounds.taken(scope), service.sounds.taken(scope):
+        with service.sounds.taken(scope):
+            answer = await ask(wav_of(SOUND[20:36], bytes(5 << 20)), **GERMAN)
+            assert answer.status == 429 and "as many long sounds as it has room for" in answer.error["message"]
+            assert (await ask(SOUND, **GERMAN)).status == 200, "others need none of it"
