@@ -1,31 +1,41 @@
 """Sounds of any length: requests of their parts, one after another, and what comes of them as one text."""
 
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import Protocol, Unpack
 
-from octavo.client.arguments import RequestArguments, Speech
-from octavo.client.events import Model, Transcript, Utterance
+from octavo.client.arguments import Prompt, RequestArguments, Speech
+from octavo.client.events import Completion, Model, Transcript, Utterance
+from octavo.client.stream import AsyncStream
 from octavo.pictures.long_speech import LongSpeech, Piece, SpokenText
 from octavo.pictures.wav_file import FRAMES_A_SECOND, WavFile
 from octavo.request import ids, limits
 from octavo.request.errors import InvalidArgument
-
-if TYPE_CHECKING:
-    from octavo.client.aio import AsyncClient
 
 MOST_TOKENS = 1 << 16  # more than any model writes down at once
 BESIDE = 64 * 1024  # bytes of a message that are not of its sound
 LANGUAGE = "language"
 
 
+class AskedClient(Protocol):
+    """What parts are asked of: an AsyncClient."""
+
+    def generate(self, prompt: Prompt, /, **options: Unpack[RequestArguments]) -> AsyncStream: ...
+
+    async def complete(self, prompt: Prompt, /, **options: Unpack[RequestArguments]) -> Completion: ...
+
+    async def models(self) -> list[Model]: ...
+
+    async def detokenize(self, token_ids: Sequence[int], /, *, model: str | None = None) -> str: ...
+
+
 @dataclass(slots=True)
 class Transcriber:
     """One sound."""
 
-    client: "AsyncClient"
+    client: AskedClient
     speech: Speech
     on_utterance: Callable[[Utterance], None] | None
     options: RequestArguments
