@@ -1,6 +1,8 @@
 """A group of two hosts, which are two processes on loopback: what the front is sent in a step, and what a move costs.
 
-    python tests/bench/hosts.py FOLDER [steps] [rounds]
+    PYTHONPATH=tests/support python tests/bench/hosts.py FOLDER [steps | moves | both] [rounds] [MBIT]
+
+With MBIT, as root, the other process is in a network namespace, behind a link of so many Mbit/s.
 
 Random weights, a vocabulary of 128,256 tokens: steps of 16 and of 64 sequences, greedy and with others (see SAMPLED),
 between two stages and between two ranks. Then blocks of 4096 tokens of the shape of Llama 3 8B, which the front has
@@ -19,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from _random_checkpoint import LLAMA, SHAPES, SIZES, write_checkpoint
+from live.network_hosts import NetworkHosts, run
 
 from gpu_worker import LLM, SamplingParams
 from gpu_worker.group.group_runner import GroupRunner
@@ -33,21 +36,36 @@ OPTIONS |= {"max_batch_sequences": 64, "quantization": "q8"}
 SAMPLED = {
     "greedy": {"temperature": 0.0},
     "top_k 50": {"temperature": 0.8, "top_k": 50, "top_p": 0.9},
-    "top_k 50, penalties": {"temperature": 0.8, "top_k": 50, "repetition_penalty": 1.1, "presence_penalty": 0.2},
     "all tokens": {"temperature": 0.8},
 }
 WAYS = {"two stages": (1, 2), "two ranks": (2, 1)}
 MOVED = 4096  # tokens
+MBIT = int(sys.argv[4]) if len(sys.argv) > 4 else 0
+TICK_S = 1 / os.sysconf("SC_CLK_TCK")
+
+
+def slow_link() -> NetworkHosts:
+    """To a network namespace, at MBIT in both directions."""
+    hosts = NetworkHosts(Path("/tmp"))
+    hosts.start()
+    shape = f"root tbf rate {MBIT}mbit burst 1mb latency 50ms"
+    run(f"tc qdisc add dev oct{os.getpid() % 250 + 1}h0 {shape}")
+    run(*hosts.hosts[0].command(f"tc qdisc add dev outside {shape}".split()))
+    return hosts
 
 
 class Pair:
     def __init__(self, folder: Path, way: str, **options: Any) -> None:
-        with socket.create_server(("127.0.0.2", 0)) as probe:
+        address, command = "127.0.0.2", [sys.executable, "-m", "gpu_worker", "--launcher", "torchrun", "--insecure"]
+        self._link = slow_link() if MBIT else None
+        if self._link is not None:
+            prefix = os.getpid() % 250 + 1
+            address, command = f"10.213.{prefix}.101", self._link.hosts[0].command(command)
+        with socket.create_server((address, 0)) as probe:
             port = probe.getsockname()[1]
-        place = {"MASTER_ADDR": "127.0.0.2", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "RANK": "1"}
-        command = [sys.executable, "-m", "gpu_worker", "--launcher", "torchrun", "--insecure"]
+        place = {"MASTER_ADDR": address, "MASTER_PORT": str(port), "WORLD_SIZE": "2", "RANK": "1"}
         self._follower = subprocess.Popen(command, env=os.environ | place, stderr=subprocess.DEVNULL)
-        streams = meet_hosts(HostPlace(0, 2, Endpoint("127.0.0.2", port)), None)
+        streams = meet_hosts(HostPlace(0, 2, Endpoint(address, port)), None)
         self._stream = streams.columns[1]
         ranks, stages = WAYS[way]
         given = {**OPTIONS, **options}
@@ -60,22 +78,32 @@ class Pair:
         sent, came = struct.unpack_from("=QQ", self._stream.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256), 120)
         return sent, came
 
+    def processor_s(self) -> float:
+        """Of this process and the other host's rank."""
+        children = Path(f"/proc/{self._follower.pid}/task").glob("*/children")
+        ranks = [int(pid) for each in children for pid in each.read_text().split()]
+        fields = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in ranks]
+        return time.process_time() + TICK_S * sum(int(each[11]) + int(each[12]) for each in fields)
+
     def close(self) -> None:
         self.runner.close()
         self._follower.wait(30)
+        if self._link is not None:
+            self._link.stop()
 
 
-def noted(pair: Pair) -> list[tuple[int, float, int, int]]:
-    """What will be known of steps: sequences, if they are all decodes, seconds, bytes that were sent and that came."""
-    seen: list[tuple[int, float, int, int]] = []
-    run = pair.runner.run
+def noted(pair: Pair) -> list[tuple[int, float, int, int, float]]:
+    """What will be known of steps: sequences, if they are all decodes, seconds, bytes that were sent and that came,
+    and the processor's time until then."""
+    seen: list[tuple[int, float, int, int, float]] = []
+    step_of = pair.runner.run
 
     def note(step: Any, *rest: Any) -> Any:
         began, before = time.perf_counter(), pair.bytes()
-        output = run(step, *rest)
+        output = step_of(step, *rest)
         seconds, after = time.perf_counter() - began, pair.bytes()
         count = step.num_decodes if step.num_decodes == len(step.seats) else 0
-        seen.append((count, seconds, after[0] - before[0], after[1] - before[1]))
+        seen.append((count, seconds, after[0] - before[0], after[1] - before[1], pair.processor_s()))
         return output
 
     pair.runner.run = note  # type: ignore[method-assign]
@@ -83,8 +111,8 @@ def noted(pair: Pair) -> list[tuple[int, float, int, int]]:
 
 
 def steps(folder: Path, rounds: int) -> None:
-    print("| between | sequences | sampled | bytes to the front | from it | step, shortest, ms | median, ms |")
-    print("|---|---|---|---|---|---|---|")
+    print("| between | sequences | sampled | bytes to the front | from it | shortest, ms | median | processor |")
+    print("|---|---|---|---|---|---|---|---|")
     for way in WAYS:
         pair = Pair(folder, way, kv_cache_bytes=1 << 28)
         seen = noted(pair)
@@ -99,31 +127,35 @@ def steps(folder: Path, rounds: int) -> None:
                 walls, sent, came = ([each[i] for each in whole] for i in (1, 2, 3))
                 figures = f"{statistics.median(came):,.0f} | {statistics.median(sent):,.0f} | "
                 figures += f"{1000 * min(walls):.1f} | {1000 * statistics.median(walls):.1f}"
+                figures += f" | {1000 * (whole[-1][4] - whole[0][4]) / (len(whole) - 1):.1f}"
                 print(f"| {way} | {count} | {name} | {figures} |", flush=True)
         pair.close()
 
 
 def moves(folder: Path, rounds: int) -> None:
-    print("\n| between | bytes of 4096 tokens | sent | shortest, ms | median, ms |\n|---|---|---|---|---|")
+    print("\n| between | bytes of 4096 tokens | sent | shortest, ms | median | processor |\n|---|---|---|---|---|---|")
     for way in WAYS:
         pair = Pair(folder, way, kv_cache_bytes=1 << 30, kv_cache_dtype="bfloat16")
         runner, memory = pair.runner._runner, pair.runner.block_memory
-        blocks, walls, sent = range(MOVED // 16), [], []
+        blocks, walls, sent, processor = range(MOVED // 16), [], [], []
         data = os.urandom(memory.bytes_per_block)
         for _ in range(rounds):
             for block in blocks:
                 place, rest = memory.open_block(block), memoryview(data)
-                for run in place:
-                    run[:], rest = rest[: len(run)], rest[len(run) :]
+                for part in place:
+                    part[:], rest = rest[: len(part)], rest[len(part) :]
                 memory.keep_block(block)
                 memory.close_block(block)
-            began, before = time.perf_counter(), pair.bytes()[0]
+            began, before, used = time.perf_counter(), pair.bytes()[0], pair.processor_s()
             runner.mirror(list(blocks))
             walls.append(time.perf_counter() - began)
             time.sleep(0.5)  # until the last bytes are acknowledged
             sent.append(pair.bytes()[0] - before)
+            processor.append(pair.processor_s() - used)
         whole = memory.bytes_per_block * len(blocks)
-        times = f"{1000 * min(walls):.0f} | {1000 * statistics.median(walls):.0f}"
+        times = " | ".join(
+            f"{1000 * x:.0f}" for x in (min(walls), statistics.median(walls), statistics.median(processor))
+        )
         print(f"| {way} | {whole:,} | {statistics.median(sent):,.0f} | {times} |", flush=True)
         pair.close()
 
