@@ -292,11 +292,11 @@ void bind_llama(py::module_& module) {
             "lora"_a)
         .def(
             "logits",
-            [](Model& model, const TensorRef& out, const TensorRef& hidden) {
+            [](Model& model, const TensorRef& out, const TensorRef& hidden, const WantedLogits& wanted) {
                 const std::lock_guard<std::mutex> lock(model.mutex);
-                model.llama.logits(out, hidden);
+                model.llama.logits(out, hidden, wanted);
             },
-            "out"_a, "hidden"_a, py::call_guard<py::gil_scoped_release>());
+            "out"_a, "hidden"_a, "wanted"_a = WantedLogits(), py::call_guard<py::gil_scoped_release>());
 }
 
 }  // namespace octavo::bind

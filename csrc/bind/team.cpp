@@ -56,6 +56,10 @@ void bind_order(py::module_& module) {
 }
 
 void bind_hosts(py::module_& module) {
+    py::class_<WantedLogits>(module, "WantedLogits", "What the front wants of rows of logits; by default all.")
+        .def(py::init<const TensorRef&, const TensorRef&, const TensorRef&, const TensorRef&, const TensorRef&>(),
+             "counts"_a, "ends"_a, "ids"_a, "mask_of"_a = py::none(), "masks"_a = py::none())
+        .def("rows", &WantedLogits::rows, "first"_a, "count"_a);
     py::class_<GroupHosts>(module, "GroupHosts", "The hosts of a group, to which the first rank of each speaks.")
         .def(py::init([](Team& team, std::vector<int> fds, int host, const Pairs& kv_heads, const Pairs& layers) {
                  return new GroupHosts(team, std::move(fds), host, bind::spans_of(kv_heads), bind::spans_of(layers));
@@ -65,7 +69,7 @@ void bind_hosts(py::module_& module) {
         .def_property_readonly("peers", &GroupHosts::peers, "How many hosts have the layers of this one.")
         .def_property_readonly("before", &GroupHosts::before, "Who has the layers before those of this host; or -1.")
         .def_property_readonly("after", &GroupHosts::after)
-        .def("tell", &GroupHosts::tell, "order"_a, "hidden"_a, Free(),
+        .def("tell", &GroupHosts::tell, "order"_a, "hidden"_a, "wanted"_a = WantedLogits(), Free(),
              "In the front: to all others. False if the team is broken, as of all the others.")
         .def("hear", &GroupHosts::hear, "order"_a, "hidden"_a, "arena"_a, Free(),
              "In other hosts: the next order, and blocks that come before it.")
@@ -81,7 +85,7 @@ void bind_hosts(py::module_& module) {
             [](GroupHosts& hosts, const TensorRef& columns, const Pairs& spans) {
                 return hosts.collect(columns, bind::spans_of(spans));
             },
-            "columns"_a, "spans"_a, Free(), "The front gets the columns of all others.")
+            "columns"_a, "spans"_a, Free(), "The front gets what it wanted of the columns of all others.")
         .def("send_states", &GroupHosts::send_states, "states"_a, Free())
         .def("receive_states", &GroupHosts::receive_states, "states"_a, Free())
         .def(

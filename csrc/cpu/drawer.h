@@ -81,6 +81,18 @@ class Drawer {
         return look_at(x);
     }
 
+    // Where the `num` likeliest of x are that are possible, in no order.
+    std::vector<std::int64_t> likeliest(const float* x, std::int64_t num) {
+        row_.logits = x;
+        row_.count = num_tokens_;
+        list(static_cast<std::size_t>(num));
+        std::vector<std::int64_t> places;
+        for (const Candidate& each : candidates_) {
+            places.push_back(each.id);
+        }
+        return places;
+    }
+
     // After `look`.
     std::int64_t draw(const Draws& draws, std::int64_t branch) {
         row_.factor = draw::factor_of(at<float>(draws.temperature, branch));

@@ -12,12 +12,13 @@ namespace octavo {
 namespace {
 
 constexpr std::int64_t kMostSpan = std::int64_t{1} << 30;
-constexpr std::int64_t kMirrored = 16;  // blocks, at once
+constexpr std::int64_t kMirrored = 16;                       // blocks, at once
+constexpr std::int64_t kMostWanted = std::int64_t{1} << 24;  // bytes of a row, of whatever vocabulary
 
-// What is said of blocks to other hosts: their number, their ids, and their bytes, layer by layer.
-TensorRef ids_in(std::vector<char>& said, std::int64_t count) {
+// What is said of blocks to another host: their number, their ids, and its bytes of them, layer by layer.
+TensorRef ids_in(char* said, std::int64_t count) {
     TensorRef ids;
-    ids.data = said.data() + 8;
+    ids.data = said + 8;
     ids.dtype = DType::kI64;
     ids.ndim = 1;
     ids.shape[0] = count;
@@ -25,9 +26,9 @@ TensorRef ids_in(std::vector<char>& said, std::int64_t count) {
     return ids;
 }
 
-TensorRef staging_in(std::vector<char>& said, std::int64_t layers, std::int64_t row, std::int64_t count) {
+TensorRef staging_in(char* said, std::int64_t layers, std::int64_t row, std::int64_t count) {
     TensorRef staging;
-    staging.data = said.data() + 8 + 8 * count;
+    staging.data = said + 8 + 8 * count;
     staging.dtype = DType::kU8;
     staging.ndim = 3;
     const std::int64_t shape[] = {count, layers, row};
@@ -36,22 +37,6 @@ TensorRef staging_in(std::vector<char>& said, std::int64_t layers, std::int64_t 
         staging.stride[i] = i == 0 ? layers * row : i == 1 ? row : 1;
     }
     return staging;
-}
-
-bool place_mirrored(const TensorRef& arena, std::vector<char>& said) {
-    std::int64_t count = 0;
-    std::memcpy(&count, said.data(), 8);
-    const std::int64_t row = arena.size() * size_of(arena.dtype) / (arena.shape[0] * arena.shape[1]);
-    if (count < 1 || count > kMirrored ||
-        static_cast<std::int64_t>(said.size()) != 8 + count * (8 + arena.shape[0] * row)) {
-        return false;
-    }
-    try {
-        scatter_blocks(arena, staging_in(said, arena.shape[0], row, count), ids_in(said, count), 0);
-    } catch (const ArgumentError&) {  // ids of no blocks
-        return false;
-    }
-    return true;
 }
 
 std::int64_t bytes_of(const TensorRef& states) { return states.size() * size_of(states.dtype); }
@@ -78,6 +63,15 @@ GroupHosts::GroupHosts(Team& team, std::vector<int> fds, int host, std::vector<S
               std::count(layers_.begin(), layers_.end(), here)};
 }
 
+// At least one: a test's host may have none.
+std::int64_t GroupHosts::all_heads() const {
+    std::int64_t all = 1;
+    for (const Span& heads : kv_heads_) {
+        all = std::max(all, heads.first + heads.count);
+    }
+    return all;
+}
+
 // Each stage has equally many hosts, or each host equally many stages, one after the other.
 void GroupHosts::check_layers() const {
     const auto of_stage = static_cast<std::size_t>(std::count(layers_.begin(), layers_.end(), layers_.front()));
@@ -96,7 +90,7 @@ int GroupHosts::after() const {
     return peers_.first + peers_.count == size() ? -1 : host() + static_cast<int>(peers_.count);
 }
 
-bool GroupHosts::tell(const TeamOrder& order, const TensorRef& hidden) {
+bool GroupHosts::tell(const TeamOrder& order, const TensorRef& hidden, const WantedLogits& wanted) {
     require(speaks() && host() == 0, "hosts", "are not those of the front");
     expect_states(hidden, "hidden");
     const bool logits = order.order() == Order::kLogits;
@@ -104,7 +98,13 @@ bool GroupHosts::tell(const TeamOrder& order, const TensorRef& hidden) {
     if (!links_.tell(Frame::kOrder, order.order_data(), order.order_bytes())) {
         return false;
     }
-    return !logits || links_.tell(Frame::kHidden, hidden.data, order.rows() * hidden.shape[1] * size_of(hidden.dtype));
+    if (!logits) {
+        return true;
+    }
+    wanted_ = wanted;
+    const std::vector<char> bytes = wanted.to_bytes();
+    return links_.tell(Frame::kHidden, hidden.data, order.rows() * hidden.shape[1] * size_of(hidden.dtype)) &&
+           links_.tell(Frame::kWanted, bytes.data(), static_cast<std::int64_t>(bytes.size()));
 }
 
 bool GroupHosts::hear(TeamOrder& order, const TensorRef& hidden, const TensorRef& arena) {
@@ -139,25 +139,61 @@ bool GroupHosts::hear(TeamOrder& order, const TensorRef& hidden, const TensorRef
         if (frame != Frame::kHidden || bytes != rows || order.rows() > hidden.shape[0]) {
             return links_.refuse(0);
         }
-        return links_.read(hidden.data, bytes);
+        return links_.read(hidden.data, bytes) && take_wanted(order);
     }
     return false;
 }
 
-// Puts blocks where they belong.
-bool GroupHosts::take_blocks(const TensorRef& arena, std::int64_t bytes) {
-    const std::int64_t count = arena.shape[1], all = arena.size() * size_of(arena.dtype);
-    if (bytes < 8 || bytes > std::min(kMirrored, count) * (all / count + 8) + 8) {
+bool GroupHosts::take_wanted(const TeamOrder& order) {
+    Frame frame{};
+    std::int64_t bytes = 0;
+    if (!links_.hear(frame, bytes)) {
+        return false;
+    }
+    if (frame != Frame::kWanted || bytes > order.rows() * kMostWanted) {
         return links_.refuse(0);
     }
-    std::vector<char> blocks(static_cast<std::size_t>(bytes));
-    return links_.read(blocks.data(), bytes) && (place_mirrored(arena, blocks) || links_.refuse(0));
+    std::vector<char> said(static_cast<std::size_t>(bytes));
+    return links_.read(said.data(), bytes) && (wanted_.take_bytes(said) || links_.refuse(0));
 }
 
-void GroupHosts::check_arena(const TensorRef& arena) {
+GroupHosts::Slice GroupHosts::slice_of(const TensorRef& arena, int host) const {
+    const Span &layers = layers_[static_cast<std::size_t>(host)], &heads = kv_heads_[static_cast<std::size_t>(host)];
+    const std::int64_t head = arena.size() * size_of(arena.dtype) / (arena.shape[0] * arena.shape[1]) / all_heads();
+    Slice slice{arena, heads.first * head, heads.count * head};
+    slice.layers.data = arena.as<char>() + layers.first * arena.stride[0] * size_of(arena.dtype);
+    slice.layers.shape[0] = layers.count;
+    return slice;
+}
+
+// Puts what this host has of blocks where it belongs.
+bool GroupHosts::take_blocks(const TensorRef& arena, std::int64_t bytes) {
+    const Slice slice = slice_of(arena, host());
+    const std::int64_t each = 8 + slice.block_bytes(), count = (bytes - 8) / each;
+    if (count < 1 || count > std::min(kMirrored, arena.shape[1]) || bytes != 8 + count * each) {
+        return links_.refuse(0);
+    }
+    std::vector<char> said(static_cast<std::size_t>(bytes));
+    if (!links_.read(said.data(), bytes)) {
+        return false;
+    }
+    try {
+        const TensorRef staging = staging_in(said.data(), slice.layers.shape[0], slice.bytes, count);
+        scatter_blocks(slice.layers, staging, ids_in(said.data(), count), slice.begin);
+    } catch (const ArgumentError&) {  // ids of no blocks
+        return links_.refuse(0);
+    }
+    return true;
+}
+
+void GroupHosts::check_arena(const TensorRef& arena) const {
     usable(arena, "arena");
     require(arena.ndim >= 3 && arena.size() > 0, "arena", "has no blocks");
-    std::vector<char> nothing(8);
+    const Span& last = layers_.back();
+    require(arena.shape[0] >= last.first + last.count, "arena", "has too few layers");
+    const std::int64_t block = arena.size() * size_of(arena.dtype) / (arena.shape[0] * arena.shape[1]);
+    require(block % all_heads() == 0, "arena", "has blocks that heads do not divide");
+    char nothing[8];
     check::staged_blocks(staging_in(nothing, arena.shape[0], 1, 0), arena, ids_in(nothing, 0), 0);
 }
 
@@ -165,21 +201,46 @@ void GroupHosts::mirror(const TensorRef& arena, const TensorRef& ids) {
     require(speaks() && host() == 0, "hosts", "are not those of the front");
     expect(ids, "ids", {kAny}, DType::kI64);
     check_arena(arena);
-    const std::int64_t row = arena.size() * size_of(arena.dtype) / (arena.shape[0] * arena.shape[1]);
-    std::vector<char> blocks;
     for (std::int64_t first = 0; first < ids.shape[0]; first += kMirrored) {
         const std::int64_t count = std::min(kMirrored, ids.shape[0] - first);
-        blocks.resize(static_cast<std::size_t>(8 + count * (8 + arena.shape[0] * row)));
-        std::memcpy(blocks.data(), &count, 8);
-        std::memcpy(blocks.data() + 8, ids.as<std::int64_t>() + first, static_cast<std::size_t>(8 * count));
-        gather_blocks(staging_in(blocks, arena.shape[0], row, count), arena, ids_in(blocks, count), 0);
-        if (!links_.tell(Frame::kBlocks, blocks.data(), static_cast<std::int64_t>(blocks.size()))) {
-            throw std::runtime_error(team_.trouble());
+        for (int other = 1; other < size(); ++other) {
+            const Slice slice = slice_of(arena, other);
+            if (slice.block_bytes() == 0) {
+                continue;
+            }
+            char* said = links_.begin(other, Frame::kBlocks, 8 + count * (8 + slice.block_bytes()));
+            std::memcpy(said, &count, 8);
+            std::memcpy(said + 8, ids.as<std::int64_t>() + first, static_cast<std::size_t>(8 * count));
+            const TensorRef staging = staging_in(said, slice.layers.shape[0], slice.bytes, count);
+            gather_blocks(staging, slice.layers, ids_in(said, count), slice.begin);
+            if (!links_.send_begun(other)) {
+                throw std::runtime_error(team_.trouble());
+            }
         }
     }
 }
 
 bool GroupHosts::exchange(std::initializer_list<Columns> columns) { return links_.exchange(columns, peers_); }
+
+bool GroupHosts::collect(const Columns& logits) {
+    if (host() > 0) {
+        if (!wanted_.fit(logits)) {
+            return links_.refuse(0);
+        }
+        wanted_.pack(logits, host(), links_.begin(0, Frame::kColumns, wanted_.bytes_of(logits, host())));
+        return links_.send_begun(0);
+    }
+    require(wanted_.fit(logits), "wanted", "are not of these logits");
+    std::vector<Parcel> parcels;
+    for (int other = 1; other < size(); ++other) {
+        wanted_.clear(logits, other);
+        parcels.push_back({other, wanted_.bytes_of(logits, other)});
+    }
+    return links_.receive(Frame::kColumns, parcels) &&
+           std::all_of(parcels.begin(), parcels.end(), [&](const Parcel& parcel) {
+               return wanted_.unpack(logits, parcel.host, links_.received(parcel.host)) || links_.refuse(parcel.host);
+           });
+}
 
 Columns GroupHosts::columns_of(const TensorRef& columns, const std::vector<Span>& spans) const {
     require(speaks(), "hosts", "are not those of a first rank");
@@ -197,8 +258,8 @@ bool GroupHosts::exchange(const TensorRef& columns, const std::vector<Span>& spa
     return exchange({columns_of(columns, spans)});
 }
 
-bool GroupHosts::collect(const TensorRef& columns, const std::vector<Span>& spans) {
-    return collect(columns_of(columns, spans));
+bool GroupHosts::collect(const TensorRef& logits, const std::vector<Span>& spans) {
+    return collect(columns_of(logits, spans));
 }
 
 bool GroupHosts::send_states(const TensorRef& states) {

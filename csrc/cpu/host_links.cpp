@@ -21,11 +21,6 @@ struct Head {
     std::int64_t bytes;
 };
 
-void append(std::vector<char>& out, const void* data, std::int64_t bytes) {
-    const char* begin = static_cast<const char*>(data);
-    out.insert(out.end(), begin, begin + bytes);
-}
-
 Span span_of(const Columns& columns, int host) { return (*columns.spans)[static_cast<std::size_t>(host)]; }
 std::int64_t row_bytes_of(const Columns& columns, int host) {
     return columns.number_bytes * span_of(columns, host).count;
@@ -37,10 +32,13 @@ char* place_of(const Columns& columns, int host, std::int64_t row) {
            columns.number_bytes * (row * columns.stride + span_of(columns, host).first);
 }
 
-void pack(std::vector<char>& out, const Columns& columns, int host) {
-    for (std::int64_t row = 0; row < columns.rows; ++row) {
-        append(out, place_of(columns, host, row), row_bytes_of(columns, host));
+// The columns of a host go to `to`. Returns their end.
+char* pack(const Columns& columns, int host, char* to) {
+    const std::int64_t bytes = row_bytes_of(columns, host);
+    for (std::int64_t row = 0; row < columns.rows; ++row, to += bytes) {
+        std::memcpy(to, place_of(columns, host, row), static_cast<std::size_t>(bytes));
     }
+    return to;
 }
 
 // The columns of a host, which lie at `from`. Returns their end.
@@ -75,16 +73,16 @@ bool HostLinks::refuse(int host) {
     return false;
 }
 
-// A frame, whose bytes are to be appended.
-std::vector<char>& HostLinks::begin_frame(int host, Frame frame, std::int64_t bytes) {
+char* HostLinks::begin(int host, Frame frame, std::int64_t bytes) {
     const auto at = static_cast<std::size_t>(host);
     const Head head{frame, ++sent_[at], bytes};
-    out_[at].resize(sizeof(head));
+    out_[at].resize(sizeof(head) + static_cast<std::size_t>(bytes));
     std::memcpy(out_[at].data(), &head, sizeof(head));
-    return out_[at];
+    return out_[at].data() + sizeof(head);
 }
 
-void HostLinks::send_begun(int host) {
+// What was begun is to go.
+void HostLinks::leave(int host) {
     const std::vector<char>& out = out_[static_cast<std::size_t>(host)];
     flows_.push_back({host, out.data(), static_cast<std::int64_t>(out.size()), nullptr, 0});
 }
@@ -109,8 +107,8 @@ const char* HostLinks::received(int host) const { return in_[static_cast<std::si
 bool HostLinks::tell(Frame frame, const void* data, std::int64_t bytes) {
     flows_.clear();
     for (int other = 1; other < size(); ++other) {
-        append(begin_frame(other, frame, bytes), data, bytes);
-        send_begun(other);
+        std::copy_n(static_cast<const char*>(data), bytes, begin(other, frame, bytes));
+        leave(other);
     }
     return move(team_.patience_s());
 }
@@ -135,9 +133,13 @@ bool HostLinks::read(void* data, std::int64_t bytes) {
 }
 
 bool HostLinks::send(int host, Frame frame, const void* data, std::int64_t bytes) {
+    std::copy_n(static_cast<const char*>(data), bytes, begin(host, frame, bytes));
+    return send_begun(host);
+}
+
+bool HostLinks::send_begun(int host) {
     flows_.clear();
-    append(begin_frame(host, frame, bytes), data, bytes);
-    send_begun(host);
+    leave(host);
     return move(team_.patience_s());
 }
 
@@ -163,11 +165,11 @@ bool HostLinks::exchange(std::initializer_list<Columns> columns, const Span& hos
             leaving += bytes_of(each, host_);
             coming += bytes_of(each, other);
         }
-        std::vector<char>& out = begin_frame(other, Frame::kColumns, leaving);
+        char* out = begin(other, Frame::kColumns, leaving);
         for (const Columns& each : columns) {
-            pack(out, each, host_);
+            out = pack(each, host_, out);
         }
-        send_begun(other);
+        leave(other);
         expect_frame(other, coming);
     }
     if (!move(team_.patience_s())) {
@@ -184,26 +186,6 @@ bool HostLinks::exchange(std::initializer_list<Columns> columns, const Span& hos
         for (const Columns& each : columns) {
             from = unpack(each, other, from);
         }
-    }
-    return true;
-}
-
-bool HostLinks::collect(const Columns& columns) {
-    if (host_ != kFront) {
-        flows_.clear();
-        pack(begin_frame(kFront, Frame::kColumns, bytes_of(columns, host_)), columns, host_);
-        send_begun(kFront);
-        return move(team_.patience_s());
-    }
-    std::vector<Parcel> parcels;
-    for (int other = 1; other < size(); ++other) {
-        parcels.push_back({other, bytes_of(columns, other)});
-    }
-    if (!receive(Frame::kColumns, parcels)) {
-        return false;
-    }
-    for (const Parcel& parcel : parcels) {
-        unpack(columns, parcel.host, received(parcel.host));
     }
     return true;
 }

@@ -15,7 +15,7 @@ void Llama::serve(const std::vector<KvCache>& kv, const TensorRef& arena) {
             "is not that of a rank that serves");
     require(kv.size() == layers_.size(), "kv", "has another number of layers");
     if (speaks()) {
-        GroupHosts::check_arena(arena);
+        share_.hosts->check_arena(arena);
     }
     std::vector<KvPages> layers;
     for (const KvCache& layer : kv) {
@@ -30,15 +30,18 @@ void Llama::serve(const std::vector<KvCache>& kv, const TensorRef& arena) {
                 break;
             case Order::kLogits:
                 share_of_logits(room_->rows());
+                if (speaks()) {
+                    share_.hosts->collect(Columns{room_->logits, room_->rows(), sizes_.vocab, &share_.host_vocab});
+                }
                 break;
         }
     }
 }
 
 // To other hosts, before this one meets.
-void Llama::tell_order() const {
+void Llama::tell_order(const WantedLogits& wanted) const {
     if (share_.hosts != nullptr) {
-        share_.hosts->tell(*room_, floats(room_->hidden, TeamRoom::kRows, sizes_.hidden, sizes_.hidden));
+        share_.hosts->tell(*room_, floats(room_->hidden, TeamRoom::kRows, sizes_.hidden, sizes_.hidden), wanted);
     }
 }
 
@@ -55,7 +58,7 @@ std::int64_t Llama::team_bytes(const LlamaSizes& sizes, std::int64_t tokens, std
     return Team::kControlBytes + TeamRoom::bytes(sizes, tokens, plan_bytes);
 }
 
-void Llama::logits(const TensorRef& out, const TensorRef& hidden) const {
+void Llama::logits(const TensorRef& out, const TensorRef& hidden, const WantedLogits& wanted) const {
     expect(hidden, "hidden", {kAny, sizes_.hidden}, DType::kF32);
     if (room_ == nullptr) {
         return linear(out, hidden, head_, TensorRef{});
@@ -63,6 +66,11 @@ void Llama::logits(const TensorRef& out, const TensorRef& hidden) const {
     const std::int64_t count = hidden.shape[0], row = sizes_.hidden * 4;
     expect(out, "out", {count, sizes_.vocab}, DType::kF32);
     expect_apart(out, "out", {&hidden});
+    const Span here = share_.hosts != nullptr ? share_.host_vocab.front() : Span{0, sizes_.vocab};
+    const auto rows_of = [&](std::int64_t first, std::int64_t rows) {
+        return Columns{out.as<float>() + first * out.stride[0], rows, out.stride[0], &share_.host_vocab};
+    };
+    require(share_.hosts == nullptr || wanted.fit(rows_of(0, count)), "wanted", "are not of these logits");
     for (std::int64_t first = 0; first < count; first += TeamRoom::kRows) {
         const std::int64_t rows = std::min(TeamRoom::kRows, count - first);
         for (std::int64_t i = 0; i < rows; ++i) {
@@ -70,29 +78,29 @@ void Llama::logits(const TensorRef& out, const TensorRef& hidden) const {
                         static_cast<std::size_t>(row));
         }
         room_->order_logits(rows);
-        tell_order();
+        tell_order(wanted.rows(first, rows));
         share_.team->meet_all();
         share_of_logits(rows);
+        Pool::instance().run([&](PoolThread& thread) {
+            thread.each(rows, [&](std::int64_t i) {
+                std::memcpy(out.as<float>() + (first + i) * out.stride[0] + here.first,
+                            room_->logits + i * sizes_.vocab + here.first, static_cast<std::size_t>(here.count) * 4);
+            });
+        });
+        if (share_.hosts != nullptr) {
+            share_.hosts->collect(rows_of(first, rows));
+        }
         if (share_.team->broken()) {
             throw std::runtime_error(share_.team->trouble());
         }
-        Pool::instance().run([&](PoolThread& thread) {
-            thread.each(rows, [&](std::int64_t i) {
-                std::memcpy(out.as<float>() + (first + i) * out.stride[0], room_->logits + i * sizes_.vocab,
-                            static_cast<std::size_t>(sizes_.vocab) * 4);
-            });
-        });
     }
 }
 
-// The columns of this rank's tokens, and then those of all are there.
+// The columns of this rank's tokens, and then those of all ranks of the host are there.
 void Llama::share_of_logits(std::int64_t rows) const {
     linear(floats(room_->logits + share_.vocab.first, rows, share_.vocab.count, sizes_.vocab),
            floats(room_->hidden, rows, sizes_.hidden, sizes_.hidden), head_, TensorRef{});
     share_.team->meet_all();
-    if (speaks()) {
-        share_.hosts->collect(Columns{room_->logits, rows, sizes_.vocab, &share_.host_vocab});
-    }
 }
 
 }  // namespace octavo

@@ -116,4 +116,8 @@ void score(const TensorRef& logits, const TensorRef& targets, const Scores& scor
     });
 }
 
+std::vector<std::int64_t> likeliest(const float* x, std::int64_t count, std::int64_t num) {
+    return Drawer::of_thread(count).likeliest(x, num);
+}
+
 }  // namespace octavo

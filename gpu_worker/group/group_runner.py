@@ -34,6 +34,7 @@ class GroupRunner:
         self._mirrored: MirroredBlocks | None = None
         if streams is not None:
             self._mirrored = mirrored = MirroredBlocks(runner.block_memory)
+            runner.on_several_hosts = True
             runner.on_moved = lambda step: runner.mirror(mirrored.take_written(step))
 
     @property

@@ -27,6 +27,7 @@ from gpu_worker.running.memory.block_mover import BlockMover
 from gpu_worker.running.memory.rank_arena import RankArena
 from gpu_worker.running.picture_bank import PictureBank, SoundBank
 from gpu_worker.running.pooled_rows import pooled_of, rows_of
+from gpu_worker.sampling.native_sampler import NativeSampler
 from gpu_worker.sampling.sampler import Sampler
 from gpu_worker.steps.runner import BlockMemory, RunnerInfo, StepOutput, ignore
 from gpu_worker.steps.seats import Seat, Seats
@@ -81,6 +82,7 @@ class ModelRunner:
         self.graphs = graphs  # in the order in which a step tries them
         self._mark = StepMark(device)
         self.on_moved: Callable[[StepInput], None] | None = None  # called when the blocks of a step have been moved
+        self.on_several_hosts = False
         self._staged = staged or device.type != "cpu"
         # The extension's kernels run on the current device, and each thread has one of its own.
         self._current_device: AbstractContextManager[object] = (
@@ -131,10 +133,11 @@ class ModelRunner:
         replays = (each.run(step, tables, wanted.rows) for each in graphs)
         logits = next((logits for logits in replays if logits is not None), None)
         hidden = None if logits is not None else self._forward(step, seats, loras, wanted.rows)
+        branches = self._seats.samples(step)
         if hidden is not None and wanted.sampled:
-            logits = self._decoder.logits(hidden[: wanted.num_sampled])
+            logits = self._logits(hidden[: wanted.num_sampled], wanted.sampled, branches)
         if logits is not None and wanted.sampled:
-            output.token_ids, output.scores = self._sampler.sample(logits, wanted.sampled, self._seats.samples(step))
+            output.token_ids, output.scores = self._sampler.sample(logits, wanted.sampled, branches)
         if hidden is not None and step.scored:
             output.scored = self._score(hidden[wanted.num_sampled :], step.scored, seats)
         if hidden is not None and step.pooled:
@@ -153,6 +156,17 @@ class ModelRunner:
         if self._encodings is not None:
             batch.encoded = self._encodings.rows_of(seats, step)
         return self._decoder.forward(batch, self._arena.layers, batch.rows)
+
+    def _logits(self, hidden: Tensor, rows: Sequence[int], branches: Sequence[Seat]) -> Tensor:
+        """Of rows that are sampled: those that are looked at. Where other hosts compute some, they send no more."""
+        decoder, sampler = self._decoder, self._sampler
+        if self.on_several_hosts and isinstance(sampler, NativeSampler):
+            wanted = sampler.wanted(len(hidden), rows, branches)
+            if isinstance(decoder, NativeLlamaDecoder):
+                return decoder.logits(hidden, wanted)
+            if isinstance(decoder, GptDecoder) and isinstance(decoder.ranks, GptTeam):
+                return decoder.ranks.logits(decoder, hidden, wanted)
+        return decoder.logits(hidden)
 
     def _used_blocks(self, step: StepInput, seats: Sequence[Seat]) -> Iterator[BlockId]:
         """The blocks that the chunks read or write: not those that are out of every layer's window."""

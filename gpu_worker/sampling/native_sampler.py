@@ -13,9 +13,11 @@ import torch
 from torch import Tensor
 
 from gpu_worker.ops import native
+from gpu_worker.sampling.adjustments import LogitEdit, is_adjusted
 from gpu_worker.sampling.cuda_sampler import CudaSampler
 from gpu_worker.sampling.masks import packed_masks
 from gpu_worker.sampling.sampler import Sampler, SamplingColumns
+from gpu_worker.sampling.wanted_logits import wanted_logits
 from gpu_worker.steps.seats import Seat
 from octavo.request.sampling import TokenScore
 
@@ -27,6 +29,15 @@ class NativeSampler(Sampler):
         super().__init__(vocab_size, "cpu", eos_token_ids)
         self._extension = extension
         self._columns: SamplingColumns | None = None
+        self._edited: tuple[Sequence[Seat], list[LogitEdit]] | None = None  # of `wanted`, for the next `sample`
+
+    def wanted(self, num_rows: int, rows: Sequence[int], branches: Sequence[Seat]) -> Any:
+        """What `sample`, which is called next with these, looks at of so many rows: a WantedLogits."""
+        edits: Sequence[LogitEdit | None] = [None] * len(branches)
+        if any(map(is_adjusted, branches)):
+            self._edited = branches, self._adjuster.edits(branches)
+            edits = self._edited[1]
+        return wanted_logits(self._extension, num_rows, rows, branches, edits, self.vocab_size)
 
     @torch.inference_mode()
     def sample(
@@ -72,7 +83,8 @@ class NativeSampler(Sampler):
         return {"mask_of": torch.from_numpy(mask_of), "masks": torch.from_numpy(masks)}
 
     def _pack(self, branches: Sequence[Seat]) -> dict[str, Tensor]:
-        edits = self._adjuster.edits(branches)
+        edited, self._edited = self._edited, None
+        edits = edited[1] if edited and edited[0] is branches else self._adjuster.edits(branches)
         allowed = [np.empty(0, np.int64) if e.allowed is None else np.append(e.allowed, -1) for e in edits]
         return {
             "repetition": torch.tensor([edit.repetition for edit in edits], dtype=torch.float32),

@@ -1,20 +1,18 @@
 """Hosts of a group that tell each other what they have computed. Each is a thread here, joined by pairs of sockets."""
 
-import socket
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from functools import partial
 from types import ModuleType
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from effort import diagonal
+from joined_hosts import Host, at_once, joined_hosts
 from torch import Tensor
 
-TOKENS, PLAN_BYTES, HIDDEN = 8, 4096, 12
+HIDDEN = 12
 SAME = [(0, 2), (0, 2)]  # layers: both hosts compute all
 FOLLOWING = [(0, 1), (1, 1)]
 HALVES, ALL = [(0, 1), (1, 1)], [(0, 2), (0, 2)]  # heads
@@ -29,46 +27,14 @@ STEP = {
 }
 
 
-@dataclass(slots=True)
-class Host:
-    """The only rank of a host."""
-
-    team: Any
-    hosts: Any
-    order: Any
-
-
 Making = Callable[..., list[Host]]
 
 
 @pytest.fixture
 def made(extension: ModuleType) -> Iterator[Making]:
     """Makes as many hosts as have layers."""
-    streams: list[socket.socket] = []
-
-    def make(layers: Sequence[tuple[int, int]], heads: Sequence[tuple[int, int]]) -> list[Host]:
-        count, found = len(layers), []
-        fds = [[-1] * count for _ in layers]
-        for one in range(count):
-            for other in range(one):
-                ends = socket.socketpair()
-                streams.extend(ends)
-                fds[one][other], fds[other][one] = (each.fileno() for each in ends)
-        for number in range(count):
-            memory = torch.zeros(1 << 16, dtype=torch.uint8)
-            team = extension.Team(memory[-memory.data_ptr() % 64 :], 0, 1, 5.0)
-            hosts = extension.GroupHosts(team, fds[number], number, heads, layers)
-            found.append(Host(team, hosts, extension.TeamOrder(team, TOKENS, PLAN_BYTES)))
-        return found
-
-    yield make
-    for each in streams:
-        each.close()
-
-
-def at_once(*calls: Callable[[], bool]) -> None:
-    with ThreadPoolExecutor(len(calls)) as threads:
-        assert all(threads.map(lambda call: call(), calls, timeout=30))
+    with ExitStack() as stack:
+        yield lambda layers, heads: stack.enter_context(joined_hosts(extension, layers, heads))
 
 
 def hidden() -> Tensor:
@@ -109,17 +75,24 @@ def test_hosts_of_other_layers_exchange_nothing(made: Making) -> None:
     assert first.hosts.peers == 1 and made(SAME, HALVES)[0].hosts.peers == 2
 
 
-def test_an_order_is_heard_as_it_was_told_with_what_belongs_to_it(made: Making) -> None:
-    front, other = made(SAME, HALVES)
+@pytest.mark.parametrize(("layers", "heads"), [(SAME, HALVES), (FOLLOWING, ALL)])
+def test_an_order_is_heard_as_it_was_told_with_what_belongs_to_it(
+    made: Making, layers: list[tuple[int, int]], heads: list[tuple[int, int]]
+) -> None:
+    """Of blocks that come before it, a host gets what it reads."""
+    front, other = made(layers, heads)
     front.order.order_forward(**STEP)
-    arenas = [torch.randn(2, 3, 8), torch.zeros(2, 3, 8)]
+    arenas = [torch.randn(2, 3, 2, 4), torch.zeros(2, 3, 2, 4)]
 
     def told() -> bool:
         front.hosts.mirror(arenas[0], torch.tensor([2, 0]))
         return front.hosts.tell(front.order, hidden())
 
     at_once(told, lambda: other.hosts.hear(other.order, hidden(), arenas[1]))
-    assert torch.equal(arenas[1][:, [2, 0]], arenas[0][:, [2, 0]]) and not arenas[1][:, 1].any()
+    expected, own = torch.zeros(2, 3, 2, 4), [slice(first, first + count) for first, count in (layers[1], heads[1])]
+    for block in (2, 0):
+        expected[own[0], block, own[1]] = arenas[0][own[0], block, own[1]]
+    assert torch.equal(arenas[1], expected)
     heard = [torch.from_numpy(np.asarray(each)) for each in other.order.arrays()]
     assert not other.order.wants_logits
     assert all(torch.equal(one, each) for one, each in zip(heard, STEP.values(), strict=True))
@@ -128,6 +101,31 @@ def test_an_order_is_heard_as_it_was_told_with_what_belongs_to_it(made: Making) 
     at_once(lambda: front.hosts.tell(front.order, rows), lambda: other.hosts.hear(other.order, there, arenas[1]))
     assert (other.order.wants_logits, other.order.num_rows) == (True, 3)
     assert torch.equal(there[:3], rows[:3]) and not there[3:].any()
+
+
+def test_a_host_sends_the_likeliest_tokens_and_those_that_are_named(extension: ModuleType, made: Making) -> None:
+    """Of the second row all; of the third, which has NaN, that; of the last those that its mask leaves. The front has
+    -inf in the place of the others, and of its own all."""
+    front, other = made(SAME, HALVES)
+    logits = torch.arange(8.0).repeat(4, 1)
+    logits[0, [4, 5]], logits[2, 6] = 7.0, torch.nan
+    counts, ends = torch.tensor([2, 0, 1, 1], dtype=torch.int32), torch.tensor([0, 2, 2, 2, 2])
+    mask_of, masks = torch.tensor([-1, -1, -1, 0], dtype=torch.int32), torch.tensor([[0x3F]], dtype=torch.int32)
+    wanted = extension.WantedLogits(counts, ends, torch.tensor([7, 1]), mask_of, masks)
+    front.order.order_logits(4)
+    arena, spans, out = torch.zeros(2, 3, 8), [(0, 4), (4, 4)], torch.cat([logits[:, :4], torch.ones(4, 4)], dim=1)
+
+    def tells() -> bool:
+        return front.hosts.tell(front.order, hidden(), wanted) and front.hosts.collect(out, spans)
+
+    def hears() -> bool:
+        return other.hosts.hear(other.order, hidden(), arena) and other.hosts.collect(logits.clone(), spans)
+
+    at_once(tells, hears)
+    never, nan = -torch.inf, torch.nan
+    expected = [[7.0, 7.0, never, 7.0], [4.0, 5.0, 6.0, 7.0], [never, never, nan, never], [never, 5.0, never, 7.0]]
+    torch.testing.assert_close(out[:, 4:], torch.tensor(expected), rtol=0, atol=0, equal_nan=True)
+    assert torch.equal(out[:, :4], logits[:, :4])
 
 
 def cache(scaled: bool) -> list[Tensor]:
@@ -184,6 +182,8 @@ def test_the_front_gets_what_a_step_has_written_and_the_states_that_it_wants(
 def test_what_a_host_cannot_say_is_refused_by_name(extension: ModuleType, made: Making) -> None:
     front, other = made(FOLLOWING, ALL)
     states, kv = torch.zeros(3, HIDDEN), extension.Kv(cache(False))
+    ends = torch.zeros(4, dtype=torch.int64)
+    wanted = extension.WantedLogits(torch.zeros(3, dtype=torch.int32), ends, ends[:0])
     front.order.order_forward(**STEP)
     wrong: list[tuple[str, Callable[[], object]]] = [
         ("hosts", lambda: front.hosts.receive_states(states)),
@@ -192,6 +192,8 @@ def test_what_a_host_cannot_say_is_refused_by_name(extension: ModuleType, made: 
         ("hosts", lambda: front.hosts.hear(front.order, hidden(), torch.zeros(2, 3, 8))),
         ("spans", lambda: front.hosts.exchange(states, [(0, 6), (6, 7)])),
         ("spans", lambda: front.hosts.collect(states, [(0, 6)])),
+        ("arena", lambda: front.hosts.mirror(torch.zeros(1, 3, 8), torch.tensor([0]))),
+        ("rows", lambda: wanted.rows(2, 2)),
         ("states", lambda: front.hosts.end_step(front.order, 1, kv, states[:2])),
         ("parts", lambda: front.hosts.end_step(front.order, 4, kv, states)),
         ("kv", lambda: front.hosts.end_step(front.order, 1, extension.Kv(cache(False)[:1]), states)),

@@ -13,13 +13,12 @@ import torch
 from effort import draws
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from live.process import wait_until
 
 SIZES = {"vocab": 64, "hidden": 16, "inner": 16, "heads": 2, "kv_heads": 2, "head_dim": 8, "eps": 1e-5, "scale": 1.0}
 NONE, HALVES = (0, 0), [(0, 32), (32, 32)]
 TOKENS, PLAN_BYTES = 8, 4096
 HEAD = struct.Struct("=IIq")  # kind, number, bytes
-BLOCKS = 3
+ORDER, HIDDEN, BLOCKS = 1, 2, 3
 
 
 def memory_of(extension: ModuleType) -> torch.Tensor:
@@ -60,16 +59,22 @@ def follower(extension: ModuleType) -> Iterator[tuple[socket.socket, Any, torch.
 
 @settings(max_examples=draws(20, 200), suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(
+    ordered=st.booleans(),
     kind=st.integers(0, 7),
     number=st.sampled_from([1, 1, 1, 2]),
     size=st.one_of(st.integers(-2, 2000), st.integers(-(1 << 62), 1 << 62)),
     numbers=st.lists(st.one_of(st.integers(-3, 70), st.integers(-(1 << 62), 1 << 62)), max_size=20),
 )
 def test_no_frame_is_taken_for_another(
-    extension: ModuleType, kind: int, number: int, size: int, numbers: list[int]
+    extension: ModuleType, ordered: bool, kind: int, number: int, size: int, numbers: list[int]
 ) -> None:
+    """Alone, or where it is to say which logits are wanted."""
     with follower(extension) as (near, team, _, thread):
         payload = struct.pack(f"={len(numbers)}q", *numbers)
+        if ordered:
+            order = struct.pack("=5q24x", 1, 0, 0, 0, 1)  # the logits of a row
+            near.sendall(HEAD.pack(ORDER, 1, 64) + order + HEAD.pack(HIDDEN, 2, 64) + bytes(64))
+            number += 2
         near.sendall(HEAD.pack(kind, number, size) + payload + bytes(max(0, min(size, 4000) - len(payload))))
         near.shutdown(socket.SHUT_RDWR)
         thread.join(30)
@@ -77,14 +82,19 @@ def test_no_frame_is_taken_for_another(
 
 
 def test_blocks_are_put_where_they_belong(extension: ModuleType) -> None:
-    with follower(extension) as (near, team, arena, _):
-        ids, rows = [2, 0], torch.arange(2 * 2 * 8, dtype=torch.float32)
+    """The heads that the host has."""
+    near, far = socket.socketpair()
+    with near, far:
+        team, arena = extension.Team(memory_of(extension), 0, 1, 1.0), torch.zeros(2, 3, 2, 4)
+        hosts = extension.GroupHosts(team, [far.fileno(), -1], 1, [(0, 1), (1, 1)], [(0, 2), (0, 2)])
+        ids, rows = [2, 0], torch.arange(2 * 2 * 4, dtype=torch.float32)
         payload = struct.pack("=3q", len(ids), *ids) + rows.numpy().tobytes()
         near.sendall(HEAD.pack(BLOCKS, 1, len(payload)) + payload)
-        near.sendall(HEAD.pack(BLOCKS, 2, 24) + struct.pack("=3q", 1, 7, 0))  # no block, and too short for one
-        wait_until(lambda: bool(team.trouble), 10, "it is not refused")
-    assert torch.equal(arena[:, [2, 0]].transpose(0, 1), rows.view(2, 2, 8))
-    assert not arena[:, 1].any()
+        wrong = struct.pack("=2q", 1, 7) + bytes(32)  # no block
+        near.sendall(HEAD.pack(BLOCKS, 2, len(wrong)) + wrong)
+        assert not hosts.hear(extension.TeamOrder(team, TOKENS, PLAN_BYTES), torch.zeros(64, 16), arena)
+    assert torch.equal(arena[:, ids, 1].transpose(0, 1), rows.view(2, 2, 4))
+    assert not arena[:, :, 0].any() and not arena[:, 1].any()
     assert team.trouble.startswith("host 0 has sent what is not expected")
 
 

@@ -282,9 +282,11 @@ class Streams:
             os.close(each)
 
 
-def hosts_of(module: ModuleType, team: Any, pair: Streams, host: int, layers: list[tuple[int, int]]) -> Any:
+def hosts_of(
+    module: ModuleType, team: Any, pair: Streams, host: int, layers: list[tuple[int, int]], heads: int = 0
+) -> Any:
     fds = [-1, pair.fds[1]] if host == 0 else [pair.fds[1], -1]
-    return module.GroupHosts(team, fds, host, [(0, 0), (0, 0)], layers)
+    return module.GroupHosts(team, fds, host, [(0, heads)] * 2, layers)
 
 
 def group_of(module: ModuleType, host: int) -> tuple[Any, Any, Any]:
@@ -318,13 +320,13 @@ class HostPair:
     held: Any
 
 
-def host_pair(g: Given, host: int, layers: list[tuple[int, int]], *, broken: bool = True) -> HostPair:
+def host_pair(g: Given, host: int, layers: list[tuple[int, int]], *, broken: bool = True, heads: int = 0) -> HostPair:
     memory, streams = zeros(1 << 16, dtype=U8), Streams()
     made = g.module.Team(memory[-memory.data_ptr() % 64 :], 0, 1, 0.1)
     if broken:
         made.break_off()
     order = g.module.TeamOrder(made, 4, 4096)
-    return HostPair(hosts_of(g.module, made, streams, host, layers), order, (memory, made, streams))
+    return HostPair(hosts_of(g.module, made, streams, host, layers, heads), order, (memory, made, streams))
 
 
 SAME, FOLLOWING = [(0, 1), (0, 1)], [(0, 1), (1, 1)]
@@ -333,8 +335,20 @@ SAME, FOLLOWING = [(0, 1), (0, 1)], [(0, 1), (1, 1)]
 @of("GroupHosts.mirror")
 def hosts_mirror(g):
     """To a host that takes what is sent, and does nothing."""
-    pair = host_pair(g, 0, SAME, broken=False)
+    pair = host_pair(g, 0, SAME, broken=False, heads=2)
     return Call(pair.hosts.mirror, {"arena": zeros(2, 3, 8), "ids": g.longs(2, 0)}, held=pair)
+
+
+@of("WantedLogits")
+def wanted_logits(g):
+    ends, masks = torch.arange(g.n + 1) * 2, torch.tensor([[5, 1], [-1, 3]], dtype=torch.int32)
+    return {
+        "counts": g.ints(3, 0),
+        "ends": ends,
+        "ids": torch.tensor([4, 9, 0, 7])[: 2 * g.n],
+        "mask_of": g.ints(1, -1),
+        "masks": masks,
+    }
 
 
 @of("GroupHosts.tell")

@@ -3,7 +3,8 @@
 //
 // In a step hosts of one stage exchange the columns that each has computed, and send the next stage the states that
 // they have left. At its end the front gets the states that it wants, and what the others have written into blocks: it
-// has all blocks. What is written outside of steps, at the front alone, it tells the others before the next order.
+// has all blocks. What is written outside of steps, at the front alone, it tells the others before the next order: to
+// each what that reads.
 #pragma once
 
 #include <cstdint>
@@ -12,6 +13,7 @@
 
 #include "octavo/host_links.h"
 #include "octavo/team_order.h"
+#include "octavo/wanted_logits.h"
 
 namespace octavo {
 
@@ -34,19 +36,20 @@ class GroupHosts {
     int after() const;
 
     // All of them in the first rank of a host alone. False: the team is broken.
-    // hidden [kRows, hidden]: whose first rows an order of logits is about.
-    bool tell(const TeamOrder& order, const TensorRef& hidden);
+    // hidden [kRows, hidden]: whose first rows an order of logits is about. wanted: of these rows.
+    bool tell(const TeamOrder& order, const TensorRef& hidden, const WantedLogits& wanted = {});
     // Not in the front: the next order, with its rows, and where blocks [layers, blocks, ...] come before it, these.
     bool hear(TeamOrder& order, const TensorRef& hidden, const TensorRef& arena);
-    // In the front, before a step: blocks ids i64 [m], as they are now, to all other hosts. Throws if the team is
-    // broken.
+    // In the front, before a step: blocks ids i64 [m], as they are now, to the other hosts: to each its layers and
+    // heads. Throws if the team is broken.
     void mirror(const TensorRef& arena, const TensorRef& ids);
 
     bool exchange(std::initializer_list<Columns> columns);
-    bool collect(const Columns& columns) { return links_.collect(columns); }
+    // The front gets of others what it wanted with the last order; those change what they have.
+    bool collect(const Columns& logits);
     // The same of a tensor [rows, width], with what each host has of its columns.
     bool exchange(const TensorRef& columns, const std::vector<Span>& spans);
-    bool collect(const TensorRef& columns, const std::vector<Span>& spans);
+    bool collect(const TensorRef& logits, const std::vector<Span>& spans);
 
     // states [tokens, hidden]: to the next stage's host, and from the one before.
     bool send_states(const TensorRef& states);
@@ -56,11 +59,21 @@ class GroupHosts {
     // The same, with what a caller may do wrong refused.
     bool end_step(const TeamOrder& order, std::int64_t parts, const std::vector<KvCache>& kv, const TensorRef& states);
 
-    static void check_arena(const TensorRef& arena);
+    void check_arena(const TensorRef& arena) const;
 
   private:
+    // What a host has of blocks: some layers of an arena, and some bytes of a block in each.
+    struct Slice {
+        TensorRef layers;
+        std::int64_t begin, bytes;
+        std::int64_t block_bytes() const { return layers.shape[0] * bytes; }
+    };
+
     void check_layers() const;
+    std::int64_t all_heads() const;
     Columns columns_of(const TensorRef& columns, const std::vector<Span>& spans) const;
+    Slice slice_of(const TensorRef& arena, int host) const;
+    bool take_wanted(const TeamOrder& order);
     bool take_blocks(const TensorRef& arena, std::int64_t bytes);
     bool tell_end(const TeamStep& step, const std::vector<KvPages>& kv, const TensorRef& states);
     bool hear_end(const TeamStep& step, const std::vector<KvPages>& kv, const TensorRef& states);
@@ -69,6 +82,7 @@ class GroupHosts {
     HostLinks links_;
     std::vector<Span> kv_heads_, layers_;
     Span peers_;
+    WantedLogits wanted_;
 };
 
 }  // namespace octavo

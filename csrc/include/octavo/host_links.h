@@ -39,7 +39,7 @@ struct Parcel {
     std::int64_t bytes;
 };
 
-enum class Frame : std::uint32_t { kColumns, kOrder, kHidden, kBlocks, kStates, kSlots };
+enum class Frame : std::uint32_t { kColumns, kOrder, kHidden, kBlocks, kStates, kSlots, kWanted };
 
 class HostLinks {
   public:
@@ -59,10 +59,11 @@ class HostLinks {
     bool read(void* data, std::int64_t bytes);
     // In some neighbouring hosts at once: own columns go to the others of them, and theirs come.
     bool exchange(std::initializer_list<Columns> columns, const Span& hosts);
-    // In all hosts at once: the front gets the columns of the others.
-    bool collect(const Columns& columns);
     // To one host, and from some, in one frame each. `received` is valid until the next call.
     bool send(int host, Frame frame, const void* data, std::int64_t bytes);
+    // The same of what is written where `begin` says.
+    char* begin(int host, Frame frame, std::int64_t bytes);
+    bool send_begun(int host);
     bool receive(Frame frame, const std::vector<Parcel>& parcels);
     const char* received(int host) const;
     // What was sent is not what it can be.
@@ -77,8 +78,7 @@ class HostLinks {
         std::int64_t in_left;
     };
 
-    std::vector<char>& begin_frame(int host, Frame frame, std::int64_t bytes);
-    void send_begun(int host);
+    void leave(int host);
     void expect_frame(int host, std::int64_t bytes);
     bool is_expected(int host, Frame frame);
     bool move(double patience_s);

@@ -128,8 +128,8 @@ class Llama {
     // ArgumentError unless the adapter's matrices have the shapes of this model's.
     void check_lora(const Lora& lora) const;
 
-    // out f32 [r, vocab] of hidden f32 [r, hidden].
-    void logits(const TensorRef& out, const TensorRef& hidden) const;
+    // out f32 [r, vocab] of hidden f32 [r, hidden]. wanted: what is needed of them, at least.
+    void logits(const TensorRef& out, const TensorRef& hidden, const WantedLogits& wanted = {}) const;
 
   private:
     struct Workspace;
@@ -144,7 +144,7 @@ class Llama {
     void run(const TensorRef& hidden, const LlamaStep& step, const std::vector<KvPages>& kv);
     bool normed_together(const LlamaLayer& layer) const;
     void share_of_logits(std::int64_t rows) const;
-    void tell_order() const;
+    void tell_order(const WantedLogits& wanted = {}) const;
     bool speaks() const { return share_.hosts != nullptr && share_.hosts->speaks(); }  // with other hosts
     bool is_staged() const;
     TensorRef states(std::int64_t first, std::int64_t count) const;

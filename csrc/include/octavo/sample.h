@@ -7,6 +7,8 @@
 // alone.
 #pragma once
 
+#include <vector>
+
 #include "octavo/tensor.h"
 
 namespace octavo {
@@ -49,6 +51,9 @@ void sample(const TensorRef& ids, const TensorRef& logits, const Draws& draws, c
 
 // The log probabilities of targets i64 [r], by the unchanged logits f32 [r, vocabulary].
 void score(const TensorRef& logits, const TensorRef& targets, const Scores& scores);
+
+// Which of x [count] are the `num` likeliest, of those that are possible, in no order. Of equal ones the first.
+std::vector<std::int64_t> likeliest(const float* x, std::int64_t count, std::int64_t num);
 
 namespace check {
 void sample(const TensorRef& ids, const TensorRef& logits, const Draws& draws, const Adjustments& adjustments,

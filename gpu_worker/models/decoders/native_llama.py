@@ -131,9 +131,10 @@ class NativeLlamaDecoder(OwnDecoder):
     def states(self, forwarded: Tensor, first: int) -> Tensor:
         return forwarded[first:]
 
-    def logits(self, hidden: Tensor) -> Tensor:
+    def logits(self, hidden: Tensor, wanted: Any = None) -> Tensor:
+        """`wanted`: a WantedLogits of the rows; those of other hosts are then -inf but for these."""
         logits = self._kept_logits.rows(hidden.shape[0])
-        self._llama.logits(logits, hidden)
+        self._llama.logits(logits, hidden, *(() if wanted is None else (wanted,)))
         return logits
 
     def serve(self, kv: Sequence[Tensor], arena: Tensor) -> None:

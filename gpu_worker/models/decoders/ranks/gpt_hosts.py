@@ -27,8 +27,8 @@ class GptHosts:
     def __init__(self, room: OrderRoom) -> None:
         self._room = room
 
-    def tell(self) -> None:
-        """In rank 0, before it meets: the order."""
+    def tell(self, wanted: Any = None) -> None:
+        """In rank 0, before it meets: the order, and what it wants of the logits."""
 
     def hear(self, arena: Tensor) -> None:
         """In other ranks, before they meet: waits for an order. Blocks that come before it are put into `arena`."""
@@ -40,7 +40,7 @@ class GptHosts:
         """After a meeting of the stage: the columns of the stage's other hosts come, too."""
 
     def collect(self, name: str, joined: Tensor) -> None:
-        """After a meeting of all: those of all hosts come to the front."""
+        """After a meeting of all: what the front wants of those of all hosts comes there."""
 
     def receive(self, states: Tensor) -> None:
         """In all ranks of the first stage of this host: what the host before has left."""
@@ -66,8 +66,9 @@ class SeveralHosts(GptHosts):
         self._speaks = self._hosts.speaks
         self._kv: tuple[Sequence[Tensor], Any] | None = None
 
-    def tell(self) -> None:
-        self._room.expect(self._hosts.tell(self._room.order, self._room.columns["hidden"]))
+    def tell(self, wanted: Any = None) -> None:
+        given = () if wanted is None else (wanted,)
+        self._room.expect(self._hosts.tell(self._room.order, self._room.columns["hidden"], *given))
 
     def hear(self, arena: Tensor) -> None:
         if self._speaks:

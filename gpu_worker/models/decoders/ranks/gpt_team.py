@@ -45,12 +45,14 @@ class GptTeam(DecoderPart):
             self._team.break_off()
             raise
 
-    def logits(self, decoder: GptDecoder, hidden: Tensor) -> Tensor:
+    def logits(self, decoder: GptDecoder, hidden: Tensor, wanted: Any = None) -> Tensor:
+        """`wanted`: a WantedLogits of the rows; those of other hosts are then -inf but for these."""
         logits, at_once = self._kept_logits.rows(hidden.shape[0]), len(self._room.columns["hidden"])
-        for rows, into in zip(hidden.split(at_once), logits.split(at_once), strict=True):
+        for first, into in zip(range(0, len(hidden), at_once), logits.split(at_once), strict=True):
+            rows = hidden[first : first + at_once]
             self._room.columns["hidden"][: len(rows)] = rows
             self._room.order.order_logits(len(rows))
-            self._hosts.tell()
+            self._hosts.tell(wanted and wanted.rows(first, len(rows)))
             self._room.expect(self._team.meet_all())
             into[:] = self._share_of_logits(decoder, len(rows))
         return logits
