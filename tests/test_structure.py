@@ -12,7 +12,7 @@ from sources import ROOT, imports, sources, walk
 WIRE_MODULES = {
     "router/streaming": ("inference_service", "request_preparer", "session_opener", "event_encoder"),
     "router/prefixes": ("prefix_keeper",),
-    "router/streaming/prompts": ("picture_prompts", "prompt_ends", "prefixed"),
+    "router/streaming/prompts": ("asked_prompt", "picture_prompts", "prompt_ends", "prefixed"),
     "router/http/paths": (
         *("adapters", "several_answers", "text_calls"),
         *("transcriptions", "long_transcriptions", "transcript_formats"),
