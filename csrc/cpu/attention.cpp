@@ -9,7 +9,23 @@
 namespace octavo {
 namespace {
 
-constexpr std::int64_t kRows = 64;  // queries x heads of an item: what they sum up stays in the first cache
+// Queries x heads of an item. Keys and values are packed once for all of them, and what they sum up stays in the second
+// cache; fewer than kMostRows where threads would have less than kItemsEach to share.
+constexpr std::int64_t kLeastRows = 64, kMostRows = 256, kMostSums = 1 << 15, kItemsEach = 4;
+
+std::int64_t rows_of_items(const BatchRef& batch, std::int64_t num_kv_heads, std::int64_t group,
+                           std::int64_t head_dim) {
+    const std::int64_t threads = Pool::instance().size();
+    const auto* cu_q = batch.cu_q.as<std::int32_t>();
+    std::int64_t rows = std::clamp(kMostSums / head_dim / kLeastRows * kLeastRows, kLeastRows, kMostRows), all = 0;
+    for (std::int64_t i = 0; i < batch.seq_lens.shape[0]; ++i) {
+        all += cu_q[i + 1] - cu_q[i] > 1 ? (cu_q[i + 1] - cu_q[i]) * group * num_kv_heads : 0;
+    }
+    while (rows > kLeastRows && all / rows < kItemsEach * threads) {
+        rows /= 2;
+    }
+    return std::max(rows, kLeastRows);
+}
 
 void check_per_head(const TensorRef& tensor, const char* name, std::int64_t num_heads) {
     if (tensor.given()) {
@@ -23,7 +39,7 @@ void AttentionPlan::build(const BatchRef& batch, std::int64_t num_kv_heads, std:
                           std::int64_t window) {
     items_.clear();
     splits_.clear();
-    most_queries_ = std::max<std::int64_t>(1, kRows / group);
+    most_queries_ = std::max<std::int64_t>(1, rows_of_items(batch, num_kv_heads, group, head_dim) / group);
     std::int64_t num_partials = 0;
     const auto* cu_q = batch.cu_q.as<std::int32_t>();
     const auto* seq_lens = batch.seq_lens.as<std::int32_t>();

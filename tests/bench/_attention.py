@@ -7,6 +7,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
+from _rates import of_bfloat16, of_floats
 from _table import Plan, Side, Table, Work, clocked
 from torch import Tensor
 from torch.nn import functional
@@ -20,7 +21,7 @@ BLOCK = 16
 CACHE_BYTES = 96 << 20  # of keys and values of a decode, about: three times the last cache
 CONTEXT = 4096
 SHAPES = ((3, 3, 64), (4, 8, 128), (8, 4, 128), (1, 8, 64))
-PROMPTS = ((512, 0), (512, 3584))  # tokens, after so many others
+PROMPTS = ((512, 0), (512, 1536), (512, 7424))  # tokens, after so many others
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +107,9 @@ def row(table: Table, extension: ModuleType, case: AttentionCase) -> None:
     num_bytes = (
         case.sequences * -(-case.context // BLOCK) * kv_shape(case.dtype, case.kv_heads, case.dim).bytes_per_block
     )
-    table.row(name, Work(num_bytes, case.operations), sides)
+    narrow = case.dtype not in ("float32", "float16")
+    instruction = (of_bfloat16 if narrow else of_floats)(extension.isa())
+    table.row(name, Work(num_bytes, case.operations, instruction), sides)
 
 
 def paged(ops: NativeCpuOps, case: AttentionCase, keys: Tensor, values: Tensor) -> tuple[Tensor, TokenBatch]:

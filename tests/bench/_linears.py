@@ -7,6 +7,7 @@ from typing import Any
 
 import gguf
 import torch
+from _rates import of_bfloat16, of_digits, of_floats
 from _table import Plan, Side, Table, Work, clocked
 from gguf_models import random_rows
 from torch import Tensor
@@ -61,8 +62,15 @@ def rows(table: Table, extension: ModuleType, form: str, exact: bool, counts: Se
             sides["torch"] = clocked(partial(functional.linear, x.to(dense.dtype), dense))
         del matrix
         ours()
-        int8 = weight.format in (*PACKED, *RANDOM) and weight.inputs in ("15 bits", "8 bits")
-        table.row(name, Work(memory.numel() * memory.itemsize, 2.0 * count * ROWS * INNER, int8=int8), sides)
+        isa, times = extension.isa(), 1
+        if form == HALVES:
+            instruction = of_bfloat16(isa)
+        elif form in PLAIN or exact:
+            instruction = of_floats(isa)
+        else:
+            instruction, times = of_digits(isa, form, count)
+        num_bytes = memory.numel() * memory.itemsize
+        table.row(name, Work(num_bytes, 2.0 * count * ROWS * INNER, instruction, times), sides)
 
 
 def loading(table: Table, extension: ModuleType) -> None:

@@ -3,6 +3,7 @@
 from types import ModuleType
 
 import torch
+from _rates import of_floats
 from _table import Plan, Table, Work, clocked
 
 from gpu_worker.ops.native_cpu import NativeCpuOps
@@ -19,6 +20,7 @@ MODELS = {
 
 def recurrences(extension: ModuleType, plan: Plan) -> None:
     table = Table(plan, "Recurrences of one layer, float32", products=True)
+    instruction = "vfmadd256" if of_floats(extension.isa()) else ""
     native, reference = NativeCpuOps(extension), ReferenceOps()
     for name, (heads, key_heads, rows, columns, per_row, delta) in MODELS.items():
         for tokens in (64,) if plan.quick else (1, 64):
@@ -33,6 +35,5 @@ def recurrences(extension: ModuleType, plan: Plan) -> None:
             }
             size = heads * rows * columns
             num_bytes = 8 * size + 4 * (2 * keys.numel() + 2 * values.numel() + decays.numel())
-            table.row(
-                f"{name}, {tokens} tokens", Work(num_bytes, (7 if delta else 5) * size * tokens, writes=True), sides
-            )
+            operations = (7 if delta else 5) * size * tokens
+            table.row(f"{name}, {tokens} tokens", Work(num_bytes, operations, instruction, writes=True), sides)

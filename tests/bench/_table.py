@@ -8,13 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
+from _rates import rate_side
 
 from gpu_worker.models.packed.weight_memory import HugePageAllocator
 
 Side = Callable[[], float]  # does it once; the seconds that took
 PAUSE_S = 0.01  # between turns: the threads of OpenMP spin for 5 ms when their work is done
 BYTES = 1 << 28  # eight times the last cache: a turn of `read` leaves nothing of the others' data in it
-SIDE = 1536
 
 
 def clocked(call: Callable[[], object]) -> Side:
@@ -36,42 +36,19 @@ def medians(sides: Mapping[str, Side], repeats: int) -> dict[str, float]:
     return {name: statistics.median(values[1:]) for name, values in times.items()}
 
 
-@dataclass(frozen=True, slots=True)
-class Rates:
-    """Beside some measurement: GB/s of reading and of copying (read and written), GFLOP/s of float32, Gop/s of int8."""
-
-    read: float
-    copy: float
-    float32: float
-    int8: float
-
-
 class Machine:
-    """What torch reaches on all cores, as sides that take turns with what is measured."""
+    """What torch reads and copies on all cores, as sides that take turns with what is measured."""
 
     def __init__(self) -> None:
-        torch.set_num_threads(len(os.sched_getaffinity(0)))
+        self.threads = len(os.sched_getaffinity(0))
+        torch.set_num_threads(self.threads)
         self._memory, self._there = HugePageAllocator().allocate(2 * BYTES).view(torch.float32).chunk(2)
         self._memory.uniform_()
         self._there.zero_()
-        self._floats = torch.randn(2, SIDE, SIDE)
-        self._bytes = torch.randint(-100, 100, (2, SIDE, SIDE), dtype=torch.int8)
         self.sides: dict[str, Side] = {
-            "float32 rate": clocked(lambda: self._floats[0] @ self._floats[1]),
-            "int8 rate": clocked(lambda: torch._int_mm(self._bytes[0], self._bytes[1])),
             "copy rate": clocked(lambda: self._there.copy_(self._memory)),
             "read rate": clocked(lambda: self._memory.sum()),
         }
-
-    @staticmethod
-    def rates(times: Mapping[str, float]) -> Rates:
-        products = 2 * SIDE**3 / 1e9
-        return Rates(
-            read=BYTES / times["read rate"] / 1e9,
-            copy=2 * BYTES / times["copy rate"] / 1e9,
-            float32=products / times["float32 rate"],
-            int8=products / times["int8 rate"],
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +57,9 @@ class Work:
 
     num_bytes: float
     operations: float = 0
+    instruction: str = ""  # what multiplies, of _rates.py: its own rate is the roof
+    times: int = 1  # how often it multiplies each number
     writes: bool = False  # the bytes are half read and half written, so their roof is copying
-    int8: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +81,7 @@ class Table:
         self._match = plan.match
         self._peers = peers
         self._products = products
-        speed, rates = (("GB/s", "Gop/s"), "read, copy, Gop/s") if products else (("GB/s",), "read, copy")
+        speed, rates = (("GB/s", "Gop/s"), "read, copy, instruction's Gop/s") if products else (("GB/s",), "read, copy")
         head = ("case", "ms", *speed, "of the nearer roof", *(f"× {peer}" for peer in peers), f"{rates}; load")
         print(f"\n**{title}**, medians of {plan.repeats}, sides in turns\n")
         print("| " + " | ".join(head) + " |")
@@ -116,17 +94,21 @@ class Table:
         """The machine's own turns come first, and leave the caches empty."""
         if not self.wants(case):
             return
-        times = medians(self._machine.sides | sides, self._repeats)
-        rates = self._machine.rates(times)
+        machine, most = dict(self._machine.sides), 0.0
+        if work.instruction:
+            machine["instruction"], most = rate_side(work.instruction, self._machine.threads)
+        times = medians(machine | sides, self._repeats)
+        read, copy = BYTES / times["read rate"] / 1e9, 2 * BYTES / times["copy rate"] / 1e9
         seconds = times["octavo"]
-        most = rates.int8 if work.int8 else rates.float32
-        roof = max(work.num_bytes / (rates.copy if work.writes else rates.read), work.operations / most) / 1e9
+        roof = work.num_bytes / (copy if work.writes else read) / 1e9
         ratios = [f"{times[peer] / seconds:.2f}" if peer in times else "" for peer in self._peers]
         speed = [f"{work.num_bytes / seconds / 1e9:.1f}"]
-        state = [f"{rates.read:.0f}", f"{rates.copy:.0f}"]
+        state = [f"{read:.0f}", f"{copy:.0f}"]
         if self._products:
             speed.append(f"{work.operations / seconds / 1e9:.0f}" if work.operations else "")
-            state.append(f"{most:.0f}")
+        if work.instruction:
+            state.append(f"{work.instruction} {most / times['instruction'] / 1e9:.0f}")
+            roof = max(roof, work.times * work.operations / most * times["instruction"])
         share, load = f"{roof / seconds:.0%}", f"{os.getloadavg()[0]:.0f}"
         cells = (case, f"{seconds * 1e3:.3g}", *speed, share, *ratios, f"{', '.join(state)}; {load}")
         print("| " + " | ".join(cells) + " |", flush=True)

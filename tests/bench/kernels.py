@@ -2,9 +2,9 @@
 
     python tests/bench/kernels.py [--only linears decode prefill draws recurrences steps] [--match REGEX] [--quick]
 
-Sides take turns on the same numbers; medians. The machine's own rates (torch: a
-sum, a copy, two products) are sides like the others, so that each row has its roof from the seconds it was measured in;
-their turn empties the caches.
+Sides take turns on the same numbers; medians. The machine's own rates (torch's sum and
+copy, and a loop of the instruction that the kernel multiplies with, alone) are sides like the others, so that each row
+has its roof from the seconds it was measured in; torch's empty the caches.
 """
 
 import argparse

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from gpu_worker.ops import native
 
 SPLIT = 1024  # keys that are summed up before sums are merged; a sequence's bits depend on it
-MOST_ROWS = 64  # queries x heads of an item: more than a few, or the tail of a prompt is one thread's
+FEW_ROWS, MOST_ROWS = 64, 256  # queries x heads of an item
+ITEMS_EACH = 4  # for each thread, or items have few rows
 
 
 class Item(NamedTuple):
@@ -89,6 +90,9 @@ def test_every_key_once(plan, sizes, form, window, dim, threads):
     assert sorted(places) == [i * group * (dim + 2) for i in range(len(places))]
     for (sequence, _), queries in covered.items():
         assert sorted(queries) == list(range(sizes[sequence][0]))
+    most = max((item.queries * group for item in items), default=0)
+    rows = sum(q * group * num_heads for q, _ in sizes if q > 1)
+    assert most <= max(FEW_ROWS, group) or rows >= ITEMS_EACH * native.load().threads() * most
     work = [item.queries * group * item.keys for item in items]
     longest = max((item.keys for item in items), default=0) * max(MOST_ROWS, group)
     assert busiest(work, threads) <= sum(work) / threads + longest

@@ -15,7 +15,7 @@ constexpr std::int64_t kInWord = 2;
 
 struct Bf16Pairs {
     using Number = std::uint16_t;
-    static constexpr std::int64_t kPair = 2, kRowStep = 16, kDimStep = 32, kKeyStep = 32;
+    static constexpr std::int64_t kPair = 2, kRowStep = 16, kDimStep = 32, kKeyStep = 32, kPieceStep = 32;
 
     static void put_query(const float* from, std::int64_t dim, Number* to) {
         for (std::int64_t d = 0; d < dim; d += 8) {
@@ -95,8 +95,9 @@ struct Bf16Pairs {
     static Lanes::F add(Lanes::F sum, Lanes::F x, __m512i y) {
         return _mm512_dpbf16_ps(sum, (__m512bh)_mm512_castps_si512(x), (__m512bh)y);
     }
-    static void put_weights(Lanes::F weights, Number* to) {
-        _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), (__m256i)_mm512_cvtneps_pbh(weights));
+    static constexpr int kWeights = 32;  // put down together
+    static void put_weights(const Lanes::F (&x)[2], Number* to) {
+        _mm512_storeu_si512(to, (__m512i)_mm512_cvtne2ps_pbh(x[1], x[0]));
     }
 #else
     template <DType kType>
@@ -108,7 +109,8 @@ struct Bf16Pairs {
         use(words, d);
     }
 
-    static void put_weights(Lanes::F weights, Number* to) { store8_bf16(to, weights); }
+    static constexpr int kWeights = Lanes::kCount;
+    static void put_weights(const Lanes::F (&x)[1], Number* to) { store8_bf16(to, x[0]); }
 #endif
 
   private:

@@ -2,7 +2,8 @@
 
 struct Floats {
     using Number = float;
-    static constexpr std::int64_t kPair = 1, kRowStep = 1, kDimStep = Lanes::kCount, kKeyStep = 16;
+    static constexpr std::int64_t kPair = 1, kRowStep = 1, kDimStep = Lanes::kCount, kKeyStep = 16,
+                                  kPieceStep = kDimStep;
     static constexpr std::int64_t kBlockRows = kRegisterRows;
 
     static Lanes::F spread(const float* x) { return Lanes::set(*x); }
@@ -28,7 +29,8 @@ struct Floats {
     static void put_query(const float* from, std::int64_t dim, float* to) {
         std::memcpy(to, from, static_cast<std::size_t>(dim) * 4);
     }
-    static void put_weights(Lanes::F weights, float* to) { Lanes::store(to, weights); }
+    static constexpr int kWeights = Lanes::kCount;  // put down together
+    static void put_weights(const Lanes::F (&x)[1], float* to) { Lanes::store(to, x[0]); }
     static float value(float x) { return x; }
 
     static void pack_keys(const KvPages& pages, const Slots& slots, Range range, Scratch<Floats>& s, Ahead& asked) {

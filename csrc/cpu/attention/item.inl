@@ -7,7 +7,7 @@ inline void begin_rows(const AttentionJob& job, const AttentionItem& item, std::
     std::memset(s.sums, 0, static_cast<std::size_t>(rows * s.dim) * 4);
     std::memset(s.totals, 0, static_cast<std::size_t>(rows * Lanes::kCount) * 4);
     std::memset(s.queries, 0, static_cast<std::size_t>(rows * s.dim) * kBytes);
-    std::memset(s.weights, 0, static_cast<std::size_t>(2 * kMostBlock * kKeyTile) * kBytes);
+    std::memset(s.weights, 0, static_cast<std::size_t>(kSides * kMostBlock * kKeyTile) * kBytes);
     for (std::int64_t i = 0; i < count; ++i) {
         const std::int64_t query = i / job.group, head = item.kv_head * job.group + i % job.group;
         const float* from = job.queries + (item.first_token + query) * job.query_token + head * job.query_head;
@@ -46,18 +46,11 @@ inline void add_broken(const KvPages& pages, const Slots& slots, std::int64_t ro
         for (std::int64_t d = 0; d < pages.head_dim; ++d) {
             for (std::int64_t i = 0; i < count && !is_finite(values[d]); ++i) {
                 const float weight = Form::value(weights[i * kKeyTile + key]);
-                s.sums[(row + i) * s.dim + d] += (s.rows[row + i].seen >> key & 1) != 0 ? weight * values[d] : 0.0F;
+                s.sums[(row + i) * s.dim + d] +=
+                    (s.whole || (s.rows[row + i].seen >> key & 1) != 0) ? weight * values[d] : 0.0F;
             }
         }
     }
-}
-
-inline bool all_see(const Row* rows, std::int64_t count, KeyBits keys) {
-    bool all = true;
-    for (std::int64_t i = 0; i < count; ++i) {
-        all = all && rows[i].seen == keys;
-    }
-    return all;
 }
 
 // Rows against the keys of a tile that `any` of them sees.
@@ -74,19 +67,19 @@ void attend_tile(const AttentionJob& job, float factor, std::int64_t first, std:
     const auto block_at = [&](std::int64_t row) {
         return count - row < Form::kBlockRows ? count - row : Form::kBlockRows;
     };
-    const auto side_of = [](std::int64_t row) { return row / Form::kBlockRows % 2 * kMostBlock * kKeyTile; };
     const bool turned = count <= Form::most_turned(pages);
     if (!turned) {
         Form::pack_keys(pages, key_slots, range, s, ahead);
     }
-    const auto score = [&](std::int64_t row) {
+    // `side`: where a block's scores and weights are.
+    const auto score = [&](std::int64_t row, std::int64_t side) {
         const Number* keys = s.keys + range.from * Form::kPair;
         Factors<Number> f{s.queries + row * s.dim,
                           s.dim,
                           keys,
                           kKeyTile * Form::kPair,
                           pages.head_dim,
-                          s.scores + side_of(row) + range.from,
+                          s.scores + side + range.from,
                           kKeyTile,
                           block_at(row),
                           size,
@@ -99,11 +92,18 @@ void attend_tile(const AttentionJob& job, float factor, std::int64_t first, std:
         }
         form.multiply(f, ahead);
     };
-    score(0);
+    const auto next_block = [&](std::int64_t row) {  // the first one from there on that sees a key
+        while (row < count && !s.whole && !any_sees(s.rows + row, block_at(row))) {
+            row += Form::kBlockRows;
+        }
+        return row;
+    };
+    const std::int64_t begin = next_block(0);
+    score(begin, 0);
     take(pages, pages.values, value_places, any, s.room, value_slots);
     // Rows that all see the same keys add no value of another key.
     const bool fits = count <= Form::most_in_place(pages) && pages.head_dim % Form::kDimStep == 0;
-    const bool in_place = fits && all_see(s.rows, count, any);
+    const bool in_place = fits && (s.whole || all_see(s.rows, count, any));
     const bool broken = !in_place && !Form::pack_values(pages, value_slots, range, s, ahead);
     if (broken) {
         clear_broken(range, s);
@@ -117,37 +117,62 @@ void attend_tile(const AttentionJob& job, float factor, std::int64_t first, std:
         }
         form.multiply(f, ahead);
     };
-    // The next block's products are made between a block's weights and their use: neither waits for the one before.
-    for (std::int64_t row = 0; row < count; row += Form::kBlockRows) {
-        const std::int64_t block = block_at(row), side = side_of(row);
-        for (std::int64_t i = 0; i < block && (key_slots.scaled || special(job)); ++i) {
-            float* scores = s.scores + side + i * kKeyTile;
+    const auto raise_rows_of = [&](std::int64_t row, std::int64_t rows, float* scores) {
+        for (std::int64_t i = 0; i < rows && (key_slots.scaled || special(job)); ++i) {
             if (key_slots.scaled) {
-                multiply_by(scores, key_slots.scales, range);
+                multiply_by(scores + i * kKeyTile, key_slots.scales, range);
             }
             if (special(job)) {
-                adjust(job, s.rows[row + i], factor, first, range, scores);
+                adjust(job, s.rows[row + i], factor, first, range, scores + i * kKeyTile);
             }
         }
-        soften(s, row, block, special(job) ? 1.0F : factor, range, value_slots, side);
-        if (row + block < count) {
-            score(row + block);
-        }
+        raise(s, row, rows, scores, special(job) ? 1.0F : factor, range);
+    };
+    const auto sum_up = [&](std::int64_t row, std::int64_t side, std::int64_t from, std::int64_t end) {
         const Factors<Number> f{s.weights + side + range.from,
                                 kKeyTile,
-                                values,
+                                values + from * Form::kPair,
                                 s.dim * Form::kPair,
                                 size,
-                                s.sums + row * s.dim,
+                                s.sums + row * s.dim + from,
                                 s.dim,
-                                block,
-                                s.dim,
+                                block_at(row),
+                                end - from,
                                 true};
         multiply_values(f);
-        if (broken) {
-            add_broken(pages, value_slots, row, block, s.weights + side, s);
+        if (broken && end == s.dim) {
+            add_broken(pages, value_slots, row, block_at(row), s.weights + side, s);
         }
+    };
+    // The products of the next block and of the one before are made piece by piece between the weights of some rows of
+    // this one: none waits for another, and tiles are multiplied while vectors are.
+    constexpr std::int64_t kPart = 8, kRaised = 16, kSide = kMostBlock * kKeyTile;
+    constexpr std::int64_t kParts = (Form::kBlockRows + kPart - 1) / kPart;
+    const std::int64_t piece = round_up((s.dim + kParts - 1) / kParts, Form::kPieceStep);
+    std::int64_t before = begin, side_before = 0, side = 0;
+    for (std::int64_t row = begin; row < count; side_before = side, side = (side + kSide) % (kSides * kSide)) {
+        const std::int64_t block = block_at(row), next = next_block(row + Form::kBlockRows);
+        for (std::int64_t part = 0; part < kParts; ++part) {
+            const std::int64_t at = part * kPart, place = side + at * kKeyTile;
+            if (at % kRaised == 0 && at < block) {
+                raise_rows_of(row + at, block - at < kRaised ? block - at : kRaised, s.scores + place);
+            }
+            if (part == kParts / 2 && next < count) {
+                score(next, (side + kSide) % (kSides * kSide));
+            }
+            if (at < block) {
+                weigh_rows(s, row + at, block - at < kPart ? block - at : kPart, s.scores + place, s.weights + place,
+                           special(job) ? 1.0F : factor, range, value_slots);
+            }
+            const std::int64_t from = part * piece, end = from + piece < s.dim ? from + piece : s.dim;
+            if (row != begin && from < end) {
+                sum_up(before, side_before, from, end);
+            }
+        }
+        before = row;
+        row = next;
     }
+    sum_up(before, side_before, 0, s.dim);
     ahead.ask(kAllLines);
 }
 
@@ -200,7 +225,8 @@ void attend_as(const AttentionJob& job, const AttentionItem& item, const Attenti
         }
         const char* runs[kMostRuns];
         Ahead ahead(job.kv, next_keys, next_values, begin, end, runs);
-        const KeyBits any = look(job, item, first, s.tile, count, s.rows);
+        s.whole = all_see_tile(job, item, first, s.tile);
+        const KeyBits any = s.whole ? bits_between(0, s.tile) : look(job, item, first, s.tile, count, s.rows);
         if (any != 0) {
             attend_tile(job, factor, first, count, any, keys, values, form, s, ahead);
         }

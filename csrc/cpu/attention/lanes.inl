@@ -6,8 +6,8 @@ struct Lanes : Rows16 {
     static constexpr int kCount = 16;
 
     static F max(F a, F b) { return _mm512_max_ps(a, b); }
-    static F round(F a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
-    static F times_power(F x, F n) { return _mm512_scalef_ps(x, n); }
+    static constexpr float kUnit = 1;  // of power
+    static F times_power(F x, F n, F) { return _mm512_scalef_ps(x, n); }
     static float top(F x) { return top8(max8(eight(x, 0), eight(x, 1))); }
     static float sum(F x) { return sum8(add8(eight(x, 0), eight(x, 1))); }
     static F8 low(F x) { return eight(x, 0); }
@@ -77,6 +77,27 @@ struct Lanes : Rows16 {
         }
     }
 
+    // Lane i: the largest of x[i].
+    __attribute__((always_inline)) static F tops(F (&x)[kCount]) {
+#pragma GCC unroll 8
+        for (int i = 0; i < 8; ++i) {
+            x[i] = max(_mm512_unpacklo_ps(x[2 * i], x[2 * i + 1]), _mm512_unpackhi_ps(x[2 * i], x[2 * i + 1]));
+        }
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; ++i) {
+            x[i] =
+                max(_mm512_shuffle_ps(x[2 * i], x[2 * i + 1], 0x44), _mm512_shuffle_ps(x[2 * i], x[2 * i + 1], 0xee));
+        }
+#pragma GCC unroll 2
+        for (int i = 0; i < 2; ++i) {
+            x[i] = max(_mm512_shuffle_f32x4(x[2 * i], x[2 * i + 1], 0x44),
+                       _mm512_shuffle_f32x4(x[2 * i], x[2 * i + 1], 0xee));
+        }
+        return max(_mm512_shuffle_f32x4(x[0], x[1], 0x88), _mm512_shuffle_f32x4(x[0], x[1], 0xdd));
+    }
+    // Bit i: whether lane i of a is more than that of b.
+    static std::uint32_t more(F a, F b) { return _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ); }
+
   private:
     static __mmask16 first_bits(std::int64_t count) {
         return static_cast<__mmask16>(count > 0 ? (1U << count) - 1 : 0);
@@ -89,8 +110,8 @@ struct Lanes : Rows8 {
     static constexpr int kCount = 8;
 
     static F max(F a, F b) { return max8(a, b); }
-    static F round(F a) { return round8(a); }
-    static F times_power(F x, F n) { return mul8(x, exponent8(n)); }
+    static constexpr float kUnit = 0.5F;  // of power
+    static F times_power(F x, F, F shifted) { return mul8(x, exponent_of(shifted)); }
     static float top(F x) { return top8(x); }
     static float sum(F x) { return sum8(x); }
     static F8 low(F x) { return x; }
@@ -107,6 +128,8 @@ struct Lanes : Rows8 {
         return kType == DType::kI8 ? byte8<kPart>(words) : word8<kPart>(words);
     }
     __attribute__((always_inline)) static void transpose(F (&x)[kCount]) { transpose8(x); }
+    __attribute__((always_inline)) static F tops(F (&x)[kCount]) { return tops8(x); }
+    static std::uint32_t more(F a, F b) { return more8(a, b); }
 };
 
 #endif
@@ -122,14 +145,19 @@ template <DType kType>
 constexpr int kParts = 1;
 #endif
 
+// A number that is added to it is rounded to a whole one, ties to even, and the lowest bits of the sum are the exponent
+// of two to one more than that.
+constexpr float kShift = 12582912.0F + 128.0F;
+
 // 2^x of x <= 0, within 2 ulp; below -126 it is next to nothing. NaN stays NaN, as in exp8.
 inline Lanes::F power(Lanes::F x) {
-    const Lanes::F inside = Lanes::max(Lanes::set(-126.0F), x);
-    const Lanes::F n = Lanes::round(inside), r = Lanes::sub(inside, n);
-    Lanes::F p = Lanes::fma(Lanes::set(1.535336188e-4F), r, Lanes::set(1.339887440e-3F));
-    p = Lanes::fma(p, r, Lanes::set(9.618437357e-3F));
-    p = Lanes::fma(p, r, Lanes::set(5.550332471e-2F));
-    p = Lanes::fma(p, r, Lanes::set(2.402264791e-1F));
-    p = Lanes::fma(p, r, Lanes::set(6.931472028e-1F));
-    return Lanes::times_power(Lanes::fma(p, r, Lanes::set(1.0F)), n);
+    const auto times = [](float number) { return Lanes::set(number * Lanes::kUnit); };
+    const Lanes::F inside = Lanes::max(Lanes::set(-126.0F), x), shifted = Lanes::add(inside, Lanes::set(kShift));
+    const Lanes::F n = Lanes::sub(shifted, Lanes::set(kShift)), r = Lanes::sub(inside, n);
+    Lanes::F p = Lanes::fma(times(1.535336188e-4F), r, times(1.339887440e-3F));
+    p = Lanes::fma(p, r, times(9.618437357e-3F));
+    p = Lanes::fma(p, r, times(5.550332471e-2F));
+    p = Lanes::fma(p, r, times(2.402264791e-1F));
+    p = Lanes::fma(p, r, times(6.931472028e-1F));
+    return Lanes::times_power(Lanes::fma(p, r, times(1.0F)), n, shifted);
 }

@@ -32,15 +32,35 @@ inline KeyBits seen_keys(const AttentionJob& job, const AttentionItem& item, std
     return seen;
 }
 
-// What each row sees of the tile that begins at position `first`, and what any row does.
+// Whether all rows see all keys of the tile that begins at position `first`.
+inline bool all_see_tile(const AttentionJob& job, const AttentionItem& item, std::int64_t first, std::int64_t tile) {
+    return job.window == 0 && job.vert_stride <= 1 && first >= item.first_key && first + tile <= item.end_key &&
+           first + tile <= item.first_position + 1;
+}
+
+// What each row sees of that tile, and what any row does.
 inline KeyBits look(const AttentionJob& job, const AttentionItem& item, std::int64_t first, std::int64_t tile,
                     std::int64_t count, Row* rows) {
-    const bool whole = job.window == 0 && job.vert_stride <= 1 && first >= item.first_key &&
-                       first + tile <= item.end_key && first + tile <= item.first_position + 1;
     KeyBits any = 0;
     for (std::int64_t i = 0; i < count; ++i) {
-        rows[i].seen = whole ? bits_between(0, tile) : seen_keys(job, item, first, tile, rows[i]);
+        rows[i].seen = seen_keys(job, item, first, tile, rows[i]);
         any |= rows[i].seen;
     }
     return any;
+}
+
+inline bool all_see(const Row* rows, std::int64_t count, KeyBits keys) {
+    bool all = true;
+    for (std::int64_t i = 0; i < count; ++i) {
+        all = all && rows[i].seen == keys;
+    }
+    return all;
+}
+
+inline bool any_sees(const Row* rows, std::int64_t count) {
+    KeyBits any = 0;
+    for (std::int64_t i = 0; i < count; ++i) {
+        any |= rows[i].seen;
+    }
+    return any != 0;
 }

@@ -46,59 +46,126 @@ inline void multiply_row(float* row, std::int64_t count, Lanes::F factor) {
     }
 }
 
+// What a row has summed up becomes relative to `top`, which is larger than its scores so far.
+template <typename Form>
+inline void raise_to(const Scratch<Form>& s, std::int64_t i, float top) {
+    Row& row = s.rows[i];
+    if (row.maximum != kNone) {  // else nothing is summed up yet
+        const Lanes::F drop = power(Lanes::set(row.maximum - top));
+        float* totals = s.totals + i * Lanes::kCount;
+        multiply_row(s.sums + i * s.dim, s.dim, drop);
+        store8(totals, mul8(load8(totals), Lanes::low(drop)));
+    }
+    row.maximum = top;
+}
+
+// The largest of the scores of a row, lane by lane.
+template <bool kAll>
+__attribute__((always_inline)) inline Lanes::F tops_of(const float* scores, KeyBits seen, Range range) {
+    Lanes::F tops = Lanes::set(kNone);
+#pragma GCC unroll 4
+    for (std::int64_t j = range.from; j < range.end; j += Lanes::kCount) {
+        const Lanes::F x = Lanes::load(scores + j);
+        tops = Lanes::max(tops, kAll ? x : Lanes::choose(seen >> j, x, Lanes::set(kNone)));
+    }
+    return tops;
+}
+
+// Of up to kCount rows that see all keys of the range.
+template <typename Form>
+__attribute__((always_inline)) inline void raise_rows(const Scratch<Form>& s, std::int64_t row, std::int64_t count,
+                                                      const float* scores, float factor, Range range) {
+    Lanes::F tops[Lanes::kCount];
+    float maxima[Lanes::kCount];
+#pragma GCC unroll 16
+    for (int i = 0; i < Lanes::kCount; ++i) {
+        tops[i] = i < Form::kBlockRows ? tops_of<true>(scores + i * kKeyTile, 0, range) : Lanes::set(kNone);
+        maxima[i] = i < count ? s.rows[row + i].maximum : kInfinity;
+    }
+    const Lanes::F top = Lanes::mul(Lanes::tops(tops), Lanes::set(factor));
+    std::uint32_t more = Lanes::more(top, Lanes::load(maxima));
+    if (more != 0) {
+        Lanes::store(maxima, top);
+    }
+    for (; more != 0; more &= more - 1) {
+        const int i = __builtin_ctz(more);
+        raise_to(s, row + i, maxima[i]);
+    }
+}
+
 // Scores of a row, which are products times `factor`, become weights relative to the largest one so far, times the
 // scales of values.
 template <typename Form, bool kAll>
-__attribute__((always_inline)) inline void soften_range(const Scratch<Form>& s, std::int64_t i, const float* scores,
-                                                        typename Form::Number* weights, float factor, Range range,
-                                                        const Slots& values) {
+__attribute__((always_inline)) inline void weigh(const Scratch<Form>& s, std::int64_t i, const float* scores,
+                                                 typename Form::Number* weights, float factor, Range range,
+                                                 const Slots& values) {
     using F = Lanes::F;
-    Row& row = s.rows[i];
+    constexpr int kWide = Form::kWeights / Lanes::kCount;
+    const Row& row = s.rows[i];
     float* totals = s.totals + i * Lanes::kCount;
-    const auto bits = [&row](std::int64_t j) { return row.seen >> j; };
-    F tops = Lanes::set(kNone);
-#pragma GCC unroll 4
-    for (std::int64_t j = range.from; j < range.end; j += Lanes::kCount) {
-        const F x = Lanes::load(scores + j);
-        tops = Lanes::max(tops, kAll ? x : Lanes::choose(bits(j), x, Lanes::set(kNone)));
-    }
-    const float top = Lanes::top(tops) * factor;
-    if (top > row.maximum && row.maximum == kNone) {  // nothing is summed up yet
-        row.maximum = top;
-    } else if (top > row.maximum) {
-        const F drop = power(Lanes::set(row.maximum - top));
-        multiply_row(s.sums + i * s.dim, s.dim, drop);
-        store8(totals, mul8(load8(totals), Lanes::low(drop)));
-        row.maximum = top;
-    }
     F8 total = load8(totals);
 #pragma GCC unroll 4
-    for (std::int64_t j = range.from; j < range.end; j += Lanes::kCount) {
-        F x = power(Lanes::fma(Lanes::load(scores + j), Lanes::set(factor), Lanes::set(-row.maximum)));
-        x = kAll ? x : Lanes::choose(bits(j), x, Lanes::zero());
-        total = Lanes::add_eights(total, x);
-        if (values.scaled) {  // a scale that is no number is one to rows that see it
-            x = Lanes::mul(x, Lanes::load(values.scales + j));
-            x = kAll ? x : Lanes::choose(bits(j), x, Lanes::zero());
+    for (std::int64_t from = range.from; from < range.end; from += Form::kWeights) {
+        F x[kWide];
+#pragma GCC unroll 4
+        for (int g = 0; g < kWide; ++g) {
+            const std::int64_t j = from + g * Lanes::kCount;
+            x[g] = power(Lanes::fma(Lanes::load(scores + j), Lanes::set(factor), Lanes::set(-row.maximum)));
+            x[g] = kAll ? x[g] : Lanes::choose(row.seen >> j, x[g], Lanes::zero());
+            total = Lanes::add_eights(total, x[g]);
+            if (values.scaled) {  // a scale that is no number is one to rows that see it
+                x[g] = Lanes::mul(x[g], Lanes::load(values.scales + j));
+                x[g] = kAll ? x[g] : Lanes::choose(row.seen >> j, x[g], Lanes::zero());
+            }
         }
-        Form::put_weights(x, weights + j);
+        Form::put_weights(x, weights + from);
     }
     store8(totals, total);
 }
 
-// The same of `count` rows from `row` on, which are a block.
 template <typename Form>
-inline void soften(const Scratch<Form>& s, std::int64_t row, std::int64_t count, float factor, Range range,
-                   const Slots& values, std::int64_t side) {
-    const float* scores = s.scores + side;
-    auto* weights = s.weights + side;
+inline bool see_all(const Scratch<Form>& s, std::int64_t row, std::int64_t count) {
+    return s.whole || all_see(s.rows + row, count, bits_between(0, s.tile));
+}
+
+// Calls run(the keys from 0 on that rows who see a whole tile see), known to the compiler.
+template <typename Form, typename Run>
+__attribute__((always_inline)) inline void with_whole(const Scratch<Form>& s, const Run& run) {
+    s.tile == kKeyTile ? run(Range{0, kKeyTile}) : run(Range{0, kKeyTile / 2});
+}
+
+// `count` rows from `row` on, a part of a block, whose scores begin there.
+template <typename Form>
+inline void raise(const Scratch<Form>& s, std::int64_t row, std::int64_t count, const float* scores, float factor,
+                  Range range) {
+    if (see_all(s, row, count)) {
+        return with_whole(s, [&](Range whole) __attribute__((always_inline)) {
+            for (std::int64_t i = 0; i < count; i += Lanes::kCount) {
+                raise_rows(s, row + i, count - i, scores + i * kKeyTile, factor, whole);
+            }
+        });
+    }
+    for (std::int64_t i = row; i < row + count; ++i, scores += kKeyTile) {
+        const float top = Lanes::top(tops_of<false>(scores, s.rows[i].seen, range)) * factor;
+        if (top > s.rows[i].maximum) {
+            raise_to(s, i, top);
+        }
+    }
+}
+
+template <typename Form>
+inline void weigh_rows(const Scratch<Form>& s, std::int64_t row, std::int64_t count, const float* scores,
+                       typename Form::Number* weights, float factor, Range range, const Slots& values) {
+    if (see_all(s, row, count)) {
+        return with_whole(s, [&](Range whole) __attribute__((always_inline)) {
+            for (std::int64_t i = 0; i < count; ++i) {
+                weigh<Form, true>(s, row + i, scores + i * kKeyTile, weights + i * kKeyTile, factor, whole, values);
+            }
+        });
+    }
     for (std::int64_t i = row; i < row + count; ++i, scores += kKeyTile, weights += kKeyTile) {
-        if (s.rows[i].seen == bits_between(0, kKeyTile)) {
-            soften_range<Form, true>(s, i, scores, weights, factor, {0, kKeyTile}, values);
-        } else if (s.rows[i].seen == bits_between(0, s.tile)) {
-            soften_range<Form, true>(s, i, scores, weights, factor, {0, kKeyTile / 2}, values);
-        } else if (s.rows[i].seen != 0) {
-            soften_range<Form, false>(s, i, scores, weights, factor, range, values);
+        if (s.rows[i].seen != 0) {
+            weigh<Form, false>(s, i, scores, weights, factor, range, values);
         } else {
             std::memset(weights, 0, static_cast<std::size_t>(kKeyTile) * sizeof(*weights));
         }

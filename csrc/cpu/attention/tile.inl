@@ -68,12 +68,13 @@ struct Scratch {
 
     std::int64_t dim;   // in whole steps
     std::int64_t tile;  // keys
+    bool whole;         // all rows see all keys of the tile, whatever `seen` says
     Row* rows;
     float* sums;      // [rows, dim]
     float* totals;    // [rows, Lanes::kCount]: of weights, sums of every eighth one in the first eight
     Number* queries;  // [rows, dim]
-    float* scores;    // [2, block, kKeyTile]; as floats they become weights
-    Number* weights;  // [2, block, kKeyTile]
+    float* scores;    // [kSides, block, kKeyTile]; as floats they become weights
+    Number* weights;  // [kSides, block, kKeyTile]
     Number* keys;     // dimensions, or pairs of them, apart: [dim, kKeyTile]
     Number* values;   // keys, or pairs of them, apart: [kKeyTile, dim]
     char* room;       // for kKeyTile keys or values, as they are in the cache
@@ -86,13 +87,14 @@ inline std::int64_t tile_keys(const KvPages& pages) {
 }
 
 constexpr std::int64_t kMostStep = 32, kMostBlock = 32;
+constexpr std::int64_t kSides = 3;  // blocks that are worked on at once: scores, weights, and what is summed up
 
 inline std::int64_t round_up(std::int64_t count, std::int64_t step) { return (count + step - 1) / step * step; }
 
 std::int64_t attend_scratch(const AttentionJob& job, std::int64_t num_queries) {
     const std::int64_t rows = round_up(num_queries * job.group, kMostStep), dim = round_up(job.kv.head_dim, kMostStep);
     const auto row = static_cast<std::int64_t>(sizeof(Row) / 4);
-    return rows * (3 * dim + 2 + Lanes::kCount + row) + 4 * kMostBlock * kKeyTile + 3 * kKeyTile * dim;
+    return rows * (3 * dim + 2 + Lanes::kCount + row) + 2 * kSides * kMostBlock * kKeyTile + 3 * kKeyTile * dim;
 }
 
 template <typename Form>
@@ -113,8 +115,8 @@ inline Scratch<Form> split_scratch(const AttentionJob& job, std::int64_t count, 
     s.sums = floats(rows * dim);
     s.totals = floats(rows * Lanes::kCount);
     s.queries = numbers(rows * dim);
-    s.scores = floats(2 * kMostBlock * kKeyTile);
-    s.weights = sizeof(Number) == 4 ? reinterpret_cast<Number*>(s.scores) : numbers(2 * kMostBlock * kKeyTile);
+    s.scores = floats(kSides * kMostBlock * kKeyTile);
+    s.weights = sizeof(Number) == 4 ? reinterpret_cast<Number*>(s.scores) : numbers(kSides * kMostBlock * kKeyTile);
     s.keys = numbers(kKeyTile * dim);
     s.values = numbers(kKeyTile * dim);
     s.room = reinterpret_cast<char*>(floats(kKeyTile * dim));

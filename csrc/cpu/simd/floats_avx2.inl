@@ -20,20 +20,17 @@ inline F8 round8(F8 a) { return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _
 inline std::uint32_t same8(F8 a, F8 b) {
     return static_cast<std::uint32_t>(_mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_EQ_OQ)));
 }
+// Bit i: whether element i of a is more than that of b.
+inline std::uint32_t more8(F8 a, F8 b) {
+    return static_cast<std::uint32_t>(_mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_GT_OQ)));
+}
 // 2^a for whole a in [-126, 127]
 inline F8 exponent8(F8 a) {
     const __m256i n = _mm256_add_epi32(_mm256_cvtps_epi32(a), _mm256_set1_epi32(127));
     return _mm256_castsi256_ps(_mm256_slli_epi32(n, 23));
 }
-
-// x * 2^n for whole n in [-126, 127]
-inline F8 times_power8(F8 x, F8 n) {
-#if defined(__AVX512VL__)
-    return _mm256_scalef_ps(x, n);
-#else
-    return mul8(x, exponent8(n));
-#endif
-}
+// The lowest bits of each number, as an exponent.
+inline F8 exponent_of(F8 a) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(a), 23)); }
 
 inline F8 load8_f16(const std::uint16_t* p) {
     return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
@@ -116,6 +113,19 @@ __attribute__((always_inline)) inline void transpose8(F8 (&x)[8]) {
         x[i] = _mm256_permute2f128_ps(y[i], y[i + 4], 0x20);
         x[i + 4] = _mm256_permute2f128_ps(y[i], y[i + 4], 0x31);
     }
+}
+
+// Element i: the largest of x[i].
+__attribute__((always_inline)) inline F8 tops8(F8 (&x)[8]) {
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+        x[i] = max8(_mm256_unpacklo_ps(x[2 * i], x[2 * i + 1]), _mm256_unpackhi_ps(x[2 * i], x[2 * i + 1]));
+    }
+#pragma GCC unroll 2
+    for (int i = 0; i < 2; ++i) {
+        x[i] = max8(_mm256_shuffle_ps(x[2 * i], x[2 * i + 1], 0x44), _mm256_shuffle_ps(x[2 * i], x[2 * i + 1], 0xee));
+    }
+    return max8(_mm256_permute2f128_ps(x[0], x[1], 0x20), _mm256_permute2f128_ps(x[0], x[1], 0x31));
 }
 
 // Into the first cache, and into the second. As calls they would have no effect that the compiler sees, and vanish.

@@ -68,7 +68,7 @@ inline V4 exponent4(V4 a) {
     return floats_of(reinterpret_cast<U4>(n + 127) << 23);
 }
 inline F8 exponent8(F8 a) { return {exponent4(a.low), exponent4(a.high)}; }
-inline F8 times_power8(F8 x, F8 n) { return mul8(x, exponent8(n)); }
+inline F8 exponent_of(F8 a) { return {floats_of(bits_of(a.low) << 23), floats_of(bits_of(a.high) << 23)}; }
 
 // float16, in the low bits of each number.
 inline V4 halves4(U4 half) {
@@ -160,6 +160,15 @@ inline void transpose8(F8 (&x)[8]) {
     for (int i = 0; i < 8; ++i) {
         x[i] = {V4{y[0][i], y[1][i], y[2][i], y[3][i]}, V4{y[4][i], y[5][i], y[6][i], y[7][i]}};
     }
+}
+
+inline std::uint32_t more8(F8 a, F8 b) { return bits4(a.low > b.low) | bits4(a.high > b.high) << 4; }
+inline F8 tops8(F8 (&x)[8]) {
+    transpose8(x);
+    for (int i = 1; i < 8; ++i) {
+        x[0] = max8(x[0], x[i]);
+    }
+    return x[0];
 }
 
 inline void fetch(const void*) {}
