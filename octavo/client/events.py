@@ -156,7 +156,7 @@ class Model:
     takes_speech: bool = False  # it writes down what it hears: prompts are Speech
     heard_ms: int = 0  # how long a sound is that it hears at once
     aliases: tuple[str, ...] = ()  # further names of it
-    first_time_token: int = 0  # the token of the time 0 in outputs of Speech with times
+    first_time_token: int = 0  # the token of the time 0 in outputs of Speech with times; 0: it has none
 
 
 def event_of(message: inference_pb2.GenerateEvent) -> Event:

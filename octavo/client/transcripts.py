@@ -9,14 +9,14 @@ from typing import Protocol, Unpack
 from octavo.client.arguments import Prompt, RequestArguments, Speech
 from octavo.client.events import Completion, Model, Transcript, Utterance
 from octavo.client.stream import AsyncStream
-from octavo.pictures.long_speech import LongSpeech, Piece, SpokenText
+from octavo.pictures.long_speech import MOST_TOKENS, LongSpeech, Piece, SpokenText, check_id, left_s, part_id
 from octavo.pictures.wav_file import FRAMES_A_SECOND, WavFile
 from octavo.request import ids, limits
 from octavo.request.errors import InvalidArgument
 
-MOST_TOKENS = 1 << 16  # more than any model writes down at once
 BESIDE = 64 * 1024  # bytes of a message that are not of its sound
 LANGUAGE = "language"
+BRANCHES = ("n", "best_of", "beam_width")
 
 
 class AskedClient(Protocol):
@@ -42,20 +42,23 @@ class Transcriber:
 
     async def run(self) -> Transcript:
         """Raises what a request raises, with the second of the sound in its message."""
+        for field in BRANCHES:
+            if self.options.get(field) not in (None, 0, 1):
+                raise InvalidArgument(field, "does not go with a sound of several parts, of which one text is made")
+        name = self.options.get("request_id") or ids.new_request_id()
+        check_id(name)
         given = self.options.get("deadline_s")
         ends_at = None if given is None else time.monotonic() + given
         file = self._file()
         model = await self._model()
         heard = LongSpeech(file, model.heard_ms * FRAMES_A_SECOND // 1000, model.first_time_token)
         self.options = {"temperature": 0.0, "max_tokens": MOST_TOKENS, **self.options}
-        name = self.options.get("request_id") or ids.new_request_id()
         language = self.speech.language or await self._language(file.part(0, heard.heard_at_once), ends_at)
         utterances: list[Utterance] = []
 
         async def ask(at: int, sound: bytes) -> AsyncGenerator[Piece, None]:
             part = replace(self._checked(sound), language=language, times=True)
-            named = name if not at else f"{name}-{at / FRAMES_A_SECOND:g}s"
-            options = self.options | RequestArguments(request_id=named, deadline_s=_left(ends_at))
+            options = self.options | RequestArguments(request_id=part_id(name, at), deadline_s=left_s(ends_at))
             async with aclosing(self.client.generate(part, **options)) as stream:
                 async for event in stream:
                     yield event.token_ids, event.finish_reason
@@ -83,13 +86,16 @@ class Transcriber:
         return replace(self.speech, sound=sound)
 
     async def _model(self) -> Model:
-        """That which is asked. Raises InvalidArgument for one that does not hear."""
+        """That which is asked. Raises InvalidArgument for one that does not hear, or not when."""
         named = self.options.get("model")
         hearing = [model for model in await self.client.models() if model.takes_speech]
         found = [model for model in hearing if named in (None, model.name, *model.aliases)]
         if len(found) != 1:
             there = ", ".join(model.name for model in hearing) or "none"
             raise InvalidArgument("model", f"name one that takes speech; there is {there}")
+        if not found[0].first_time_token:
+            what = "has no tokens of times: ask another model, or have `complete` write down a short sound"
+            raise InvalidArgument("model", f"{found[0].name} {what}")
         return found[0]
 
     async def _language(self, sound: bytes, ends_at: float | None) -> str:
@@ -98,7 +104,7 @@ class Transcriber:
         model, priority = self.options.get("model"), self.options.get("priority", "")
         try:
             answer = await self.client.complete(
-                asked, model=model, priority=priority, temperature=0.0, deadline_s=_left(ends_at)
+                asked, model=model, priority=priority, temperature=0.0, deadline_s=left_s(ends_at)
             )
         except InvalidArgument:
             return ""
@@ -107,7 +113,3 @@ class Transcriber:
     async def _utterance(self, spoken: SpokenText, model: Model) -> Utterance:
         text = await self.client.detokenize(spoken.tokens, model=model.name)
         return Utterance(spoken.start / FRAMES_A_SECOND, spoken.end / FRAMES_A_SECOND, text, spoken.tokens)
-
-
-def _left(ends_at: float | None) -> float | None:
-    return None if ends_at is None else max(0.001, ends_at - time.monotonic())

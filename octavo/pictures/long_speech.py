@@ -5,15 +5,20 @@ last text ends whose end is known; all after that is heard again. This is what T
 without what was said before as a prompt, and without a second try at another temperature.
 """
 
+import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
 from octavo.pictures.wav_file import FRAMES_A_SECOND, WavFile
+from octavo.request import limits
 from octavo.request.errors import Cancelled, DeadlineExceeded, FieldViolation, InvalidArgument, ServingError
 from octavo.request.sampling import FinishReason
 
 FRAMES_A_TIME = 2  # from a token of a time to the next one
+MOST_TOKENS = 1 << 16  # more than any model writes down at once: what is left of its context counts
+ROOM_FOR_SECOND = len("-1234567.89s")  # behind an id
+TOO_LATE = "the deadline passed before all was written down: give more time"
 Piece = tuple[Sequence[int], FinishReason]  # the next tokens of an output, and why it ends with them
 Ask = Callable[[int, bytes], AsyncGenerator[Piece, None]]
 
@@ -73,7 +78,7 @@ class LongSpeech:
             case FinishReason.CANCELLED:
                 raise Cancelled("the request was cancelled")
             case FinishReason.DEADLINE:
-                raise DeadlineExceeded("the deadline passed before all was written down: give more time")
+                raise DeadlineExceeded(TOO_LATE)
 
     def _divided(self, tokens: Sequence[int]) -> tuple[list[SpokenText], int]:
         """The texts behind which two times stand, one beside the other, and the place of the last of these."""
@@ -105,9 +110,30 @@ class LongSpeech:
         return SpokenText(start, end, self.at, tuple(token for token in tokens if token < self.first_time))
 
 
+def second_of(at: int) -> str:
+    """The second of a hundredth, in all its digits and no more."""
+    return f"{at // FRAMES_A_SECOND}.{at % FRAMES_A_SECOND:02}".rstrip("0").rstrip(".")
+
+
+def part_id(request_id: str, at: int) -> str:
+    """The id of the part that begins there. It follows from that of the whole, so who sends all again finds it done."""
+    return f"{request_id}-{second_of(at)}s" if at else request_id
+
+
+def check_id(request_id: str) -> None:
+    """Raises InvalidArgument for one of a whole that is too long for those of its parts."""
+    if len(request_id) > (most := limits.MAX_REQUEST_ID_CHARS - ROOM_FOR_SECOND):
+        raise InvalidArgument("request_id", f"is too long for a sound of several parts: at most {most} characters")
+
+
+def left_s(ends_at: float | None) -> float | None:
+    """The seconds until then, by the monotonic clock: at least 0.001, for a request cannot have less."""
+    return None if ends_at is None else max(0.001, ends_at - time.monotonic())
+
+
 def _at_second(error: ServingError, at: int) -> ServingError:
     """The error, which says where in the sound it happened."""
-    where = f"from second {at / FRAMES_A_SECOND:g} of the sound on: "
+    where = f"from second {second_of(at)} of the sound on: "
     if isinstance(error, InvalidArgument) and error.violations:
         first, *others = error.violations
         return InvalidArgument(first.field, where + first.description, *(FieldViolation(*each) for each in others))

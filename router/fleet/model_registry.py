@@ -90,6 +90,14 @@ class ServedModel:
         """Which pictures its prompts may show: those that some worker takes."""
         return min(self.picture_supports.values(), key=lambda each: bool(each.refusal), default=self.described_pictures)
 
+    @property
+    def first_time(self) -> int:
+        """The token of the time 0 in outputs with times; 0 if it has not one for each time."""
+        speech = self.encoder.speech
+        if speech is None or speech.first_time + self.pictures.num_positions >= self.vocab_size:
+            return 0
+        return speech.first_time
+
     def text_stream(self, params: SamplingParams) -> TextStream:
         """Makes the text of one branch, from the branch's first token on.
 

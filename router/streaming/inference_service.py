@@ -163,7 +163,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
                 has_tokenizer=model.tokenizer.has_text,
                 takes_speech=model.encoder.speech is not None and not model.pictures.refusal,
                 heard_ms=model.pictures.max_samples * 1000 // RATE,
-                first_time_token=model.encoder.speech.first_time if model.encoder.speech is not None else 0,
+                first_time_token=model.first_time,
                 num_workers=len(model.workers),
                 aliases=self.models.aliases_of(model),
             )

@@ -7,10 +7,9 @@ from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
-from octavo.pictures.long_speech import LongSpeech, Piece
+from octavo.pictures.long_speech import TOO_LATE, LongSpeech, Piece, check_id, left_s, part_id
 from octavo.pictures.support import RATE
 from octavo.pictures.wav_file import FRAMES_A_SECOND, WavFile
-from octavo.request import limits
 from octavo.request.errors import DeadlineExceeded, InvalidArgument, ServingError
 from octavo.text.tokenizers.byte_tokenizer import no_tokenizer
 from octavo.v1 import inference_pb2, types_pb2
@@ -22,7 +21,6 @@ from router.http.bodies.transcription_body import FILE
 from router.http.paths.transcript_formats import ShownText, usage_of
 from router.streaming.session import Session
 
-ROOM_FOR_SECOND = 12  # characters of an id, behind that of the whole
 PATIENCE_S = 30.0  # with what stands in a part's way for a moment, once there is something to lose
 LEAST_WAIT_S = 0.2
 
@@ -63,13 +61,20 @@ class LongTranscription:
 
     def __post_init__(self) -> None:
         """Raises InvalidArgument for a request that cannot be one of several."""
-        known = self.model.encoder.speech
         if not self.model.tokenizer.has_text:
             raise no_tokenizer("send parts of the sound over gRPC, and read token ids")
-        if len(self.asked.request.request_id) > limits.MAX_REQUEST_ID_CHARS - ROOM_FOR_SECOND:
-            most = limits.MAX_REQUEST_ID_CHARS - ROOM_FOR_SECOND
-            raise InvalidArgument("request_id", f"is too long for a sound of several parts: at most {most} characters")
-        self.speech = LongSpeech(self.file, heard_at_once(self.model), known.first_time if known is not None else 0)
+        check_id(self.asked.request.request_id)
+        if not self.model.first_time:
+            raise self._without_times()
+        self.speech = LongSpeech(self.file, heard_at_once(self.model), self.model.first_time)
+
+    def _without_times(self) -> InvalidArgument:
+        """What is wrong with a form that asks for times, or needs them, of a model that has none."""
+        what = f"{self.model.name} has no tokens of times"
+        if not is_long(self.file, self.model):
+            return InvalidArgument("response_format", f"{what}: ask for json or text")
+        most = heard_at_once(self.model) / FRAMES_A_SECOND
+        return InvalidArgument(FILE, f"{what}, and hears {most:g} s: send a shorter sound, or ask another model")
 
     async def texts(self) -> AsyncGenerator[ShownText, None]:
         """Each text that is not blank, as soon as its end is known."""
@@ -98,12 +103,11 @@ class LongTranscription:
             raise
 
     def _part(self, at: int, sound: bytes) -> AskedAnswer:
-        """The request of a part. Its id follows from that of the whole, so who sends all again finds what is done."""
+        """The request of a part."""
         request = inference_pb2.GenerateRequest()
         request.CopyFrom(self.asked.request)
         request.speech.sound, request.speech.times = sound, True
-        if at:
-            request.request_id += f"-{at / FRAMES_A_SECOND:g}s"
+        request.request_id = part_id(request.request_id, at)
         return AskedAnswer(request, stream=True, called=self.asked.called, chosen_id=self.asked.chosen_id)
 
     async def _opened(self, stack: AsyncExitStack, asked: AskedAnswer, *, is_first: bool) -> Session:
@@ -111,11 +115,10 @@ class LongTranscription:
         patient_until = time.monotonic() + (0.0 if is_first else PATIENCE_S)
         sound = asked.request.speech.sound
         while True:
-            left_s = None if self.ends_at is None else self.ends_at - time.monotonic()
-            if left_s is not None and left_s <= 0:
-                raise DeadlineExceeded("the deadline passed before all was written down: give more time")
+            if self.ends_at is not None and time.monotonic() >= self.ends_at:
+                raise DeadlineExceeded(TOO_LATE)
             try:
-                return await stack.enter_async_context(self.service.open(asked, left_s))
+                return await stack.enter_async_context(self.service.open(asked, left_s(self.ends_at)))
             except ServingError as error:
                 wait_s = max(LEAST_WAIT_S, error.retry_after_ms / 1000)
                 if not error.retryable or time.monotonic() + wait_s > patient_until:

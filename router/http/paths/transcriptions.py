@@ -10,7 +10,8 @@ from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
-from octavo.request.errors import Cancelled, DeadlineExceeded
+from octavo.pictures.long_speech import TOO_LATE, left_s
+from octavo.request.errors import Cancelled, DeadlineExceeded, InvalidArgument
 from octavo.request.ids import new_request_id
 from octavo.text.encoded_prompt import NAME_LANGUAGE, TRANSCRIBE, SpeechSupport
 from octavo.v1 import inference_pb2, types_pb2
@@ -78,6 +79,8 @@ class TranscriptionEndpoint:
     def _read(self, body: bytes, kind: str, reply: Reply) -> AskedTranscription:
         fields = parse_form(body, kind, (FILE,), self.service.unknown_fields)
         found = read_transcription(fields)
+        if found.with_times and found.answer.request.speech.task == NAME_LANGUAGE:
+            raise InvalidArgument("response_format", f"must be json or text beside task: {NAME_LANGUAGE}")
         reply.ignored = fields.ignored
         return found
 
@@ -85,21 +88,22 @@ class TranscriptionEndpoint:
         answer, speech = asked.answer, asked.answer.request.speech
         await self.service.preparer.look_up(answer.request)
         model = self.service.preparer.find_model(answer.request)
-        known, file = model.encoder.speech, None
+        known, long = model.encoder.speech, None
         if known is not None and not model.pictures.refusal:
             file = wav_of(asked.sound)
             speech.sound = file.part(0, heard_at_once(model)) if is_long(file, model) else bytes(asked.sound)
-            if not (asked.with_times or is_long(file, model)) or speech.task == NAME_LANGUAGE:
-                file = None
-        if file is None:
+            if (asked.with_times or is_long(file, model)) and speech.task != NAME_LANGUAGE:
+                long = LongTranscription(self.service, answer, model, file, ends_at)
+            del file
+        if long is None:
             asked.sound = NO_SOUND
         if known is not None and known.languages and not speech.language and speech.task != NAME_LANGUAGE:
             known.start_of(next(iter(known.languages)), speech.task, (), "speech")  # what else is wrong is said first
             check_request(answer.request, model)
             speech.language = await self._language_of(answer, known, ends_at, reply)
-        if file is not None:
+        if long is not None:
             speech.sound = b""
-            await self._send_long(LongTranscription(self.service, answer, model, file, ends_at), asked.shown, reply)
+            await self._send_long(long, asked.shown, reply)
             return
         try:
             async with self.service.open(answer, left_s(ends_at)) as session:
@@ -181,18 +185,13 @@ class TranscriptionEndpoint:
         await reply.end_stream(event(done) + DONE)
 
 
-def left_s(ends_at: float | None) -> float | None:
-    """The seconds until then, and a few more than none."""
-    return None if ends_at is None else max(0.001, ends_at - time.monotonic())
-
-
 def _whole_text(output: inference_pb2.Output) -> tuple[str, str]:
     """The text, and why it ends. Raises what has ended it too early: it would look like all that is said."""
     match output.finish_reason:
         case types_pb2.FINISH_REASON_CANCELLED:
             raise Cancelled("the request was cancelled")
         case types_pb2.FINISH_REASON_DEADLINE:
-            raise DeadlineExceeded("the deadline passed before all was written down: give more time")
+            raise DeadlineExceeded(TOO_LATE)
     return output.text, FINISHES[output.finish_reason] or ""
 
 

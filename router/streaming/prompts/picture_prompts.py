@@ -76,7 +76,7 @@ class PicturePrompts:
             if known is None:
                 raise InvalidArgument("speech", f"{model.name} does not hear: ask another model")
             model.pictures.require("speech")
-        if speech.times and known.first_time + model.pictures.num_positions >= model.vocab_size:
+        if speech.times and not model.first_time:
             raise InvalidArgument("speech.times", f"{model.name} has no tokens of times: leave it out")
         tokens = await _tokens_before(speech.previous_text, model)
         start = known.start_of(speech.language, speech.task, tokens, "speech", times=speech.times)

@@ -8,7 +8,7 @@ import torch
 from spoken_types import wav
 from transformers import WhisperForConditionalGeneration
 
-from octavo.pictures.long_speech import LongSpeech
+from octavo.pictures.long_speech import ROOM_FOR_SECOND, LongSpeech, part_id
 from octavo.pictures.wav_file import WavFile
 from octavo.request.errors import Cancelled, DeadlineExceeded
 from octavo.request.sampling import FinishReason
@@ -103,3 +103,10 @@ def test_the_last_part_is_as_long_as_what_is_left():
 def test_what_ends_a_part_too_early_ends_all(finish, error):
     with pytest.raises(error, match=r"^the"):
         heard(LongSpeech(SOUND, 100, FIRST), [[FIRST, 1]], finish)
+
+
+def test_each_part_has_an_id_of_its_own():
+    assert [part_id("talk", at) for at in (0, 2840, 3000)] == ["talk", "talk-28.4s", "talk-30s"]
+    for at in random.Random(5).sample(range(1, 10**9), 1000):
+        said = part_id("", at)
+        assert round(100 * float(said[1:-1])) == at and len(said) <= ROOM_FOR_SECOND

@@ -117,8 +117,12 @@ async def test_a_call_that_is_sent_again_finds_what_is_done(hearing, ask):
     again = await ask(SOUND, **GERMAN, headers={"idempotency-key": "mine"})
     assert again.body == first.body and {each.record.request_id for each in hearing.entries} == before
     assert "mine" in before and all(each == "mine" or re.fullmatch(r"mine-[\d.]+s", each) for each in before)
-    refused = await ask(SOUND, **GERMAN, request_id="x" * 120)
+    refused = await ask(SOUND, request_id="x" * 117)
     assert refused.status == 400 and "at most 116 characters" in refused.error["message"]
+    for field, value in (("request_id", "x" * 117), ("n", 2), ("best_of", 2), ("beam_width", 2)):
+        with pytest.raises(InvalidArgument, match=f"{field}: .*sound of several parts"):
+            await hearing.client().transcribe(Speech(SOUND), **{field: value})
+    assert {each.record.request_id for each in hearing.entries} == before, "no language is asked for"
 
 
 @pytest.fixture

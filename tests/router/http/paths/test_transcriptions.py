@@ -63,6 +63,8 @@ async def test_the_sdk_gets_the_same_text(hearing, tiny):
     for wrong, what in ((Speech("a"), "give bytes of a file"), (Speech(b"a", "\ud800"), "give bytes of a file")):
         with pytest.raises(InvalidArgument, match=what):
             await client.complete(wrong)
+    with pytest.raises(InvalidArgument, match=r"model: .* has no tokens of times"):
+        await client.transcribe(Speech(SOUND))
     with pytest.raises(InvalidArgument, match="no text to tokenize"):
         await client.tokenize(Speech(SOUND))
 
@@ -96,7 +98,7 @@ async def test_a_language_that_is_left_out_is_that_which_transformers_hears(hear
     assert len(heard) == 2
 
 
-async def test_what_is_wrong_is_named_as_the_form_has_it(ask):
+async def test_what_is_wrong_is_named_as_the_form_has_it(hearing, ask):
     for fields, field, what in (
         ({"sound": None}, "file", "is missing"),
         ({"truncation_side": "left"}, "truncation_side", "the prompt is a sound"),
@@ -107,6 +109,9 @@ async def test_what_is_wrong_is_named_as_the_form_has_it(ask):
         ({"sound": SOUND[:999]}, "file", "send the whole file"),
         ({"sound": wav([])}, "file", "has no samples"),
         ({"task": "language"}, "task", "send the sound alone"),
+        ({"task": "language", "response_format": "vtt"}, "response_format", "json or text beside task: language"),
+        ({"response_format": "srt", "language": ""}, "response_format", "has no tokens of times: ask for json or text"),
+        ({"sound": wav(said(1.2)), "language": ""}, "file", "hears 1 s: send a shorter sound"),
         ({"language": "fr"}, "language", "there is no 'fr'"),
         ({"task": "sing"}, "task", "there is no 'sing'"),
         ({"model": "other"}, "model", "no model 'other'"),
@@ -125,6 +130,7 @@ async def test_what_is_wrong_is_named_as_the_form_has_it(ask):
         answer = await ask(**{**GOOD, **fields})
         assert answer.status in (400, 404), (fields, answer.body)
         assert answer.error["param"] == field and what in answer.error["message"], answer.error
+    assert not hearing.entries, "nothing is asked of the model"
 
 
 async def test_bodies_that_are_no_form_are_refused(ask, call):
