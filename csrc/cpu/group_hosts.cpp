@@ -95,13 +95,15 @@ bool GroupHosts::tell(const TeamOrder& order, const TensorRef& hidden, const Wan
     expect_states(hidden, "hidden");
     const bool logits = order.order() == Order::kLogits;
     require(!logits || hidden.shape[0] >= order.rows(), "hidden", "has too few rows");
+    if (logits) {
+        wanted_ = wanted;  // first: also where the team breaks now, `collect` is of these
+    }
     if (!links_.tell(Frame::kOrder, order.order_data(), order.order_bytes())) {
         return false;
     }
     if (!logits) {
         return true;
     }
-    wanted_ = wanted;
     const std::vector<char> bytes = wanted.to_bytes();
     return links_.tell(Frame::kHidden, hidden.data, order.rows() * hidden.shape[1] * size_of(hidden.dtype)) &&
            links_.tell(Frame::kWanted, bytes.data(), static_cast<std::int64_t>(bytes.size()));

@@ -41,7 +41,7 @@ class _Rank:
     failure: str = ""
     usage: RankUsage | None = None
     silent_s: float = 0.0
-    late_s: float = 0.0  # how long it alone has been waited for, before it is ready
+    late_s: float = 0.0  # how long it has been waited for since rank 0 had its model, before it is ready
 
 
 @dataclass(slots=True)

@@ -107,6 +107,8 @@ class LongSpeech:
         return self._between(start, end, tokens)
 
     def _between(self, start: int, end: int, tokens: Sequence[int]) -> SpokenText:
+        """A model may name times behind the end of the sound."""
+        start, end = (min(each, self.sound.frames) for each in (start, end))
         return SpokenText(start, end, self.at, tuple(token for token in tokens if token < self.first_time))
 
 

@@ -32,16 +32,16 @@ class BodyReader:
         most = max(MAX_BODY_BYTES, reserved)
         if announced_bytes(scope) > most:
             raise body_too_large(most)
-        seconds = BODY_S + reserved / LEAST_RATE
         try:
-            async with asyncio.timeout(seconds) as limit:
+            async with asyncio.timeout(BODY_S) as limit:
                 body = ArrivingBody(limit)
                 try:
                     return await self._gather(body, receive, most)
                 finally:
                     self._large.discard(body)
         except TimeoutError:
-            what = f"the body came too slowly: it may take {seconds:.0f} s, and less while many large ones come"
+            longer = f", and one s more for each {LEAST_RATE} bytes that have come" if reserved else ""
+            what = f"the body came too slowly: it may take {BODY_S:.0f} s{longer}, and less while many large ones come"
             raise DeadlineExceeded(what) from None
 
     async def _gather(self, body: "ArrivingBody", receive: Receive, most: int) -> bytes:
@@ -52,6 +52,8 @@ class BodyReader:
             more = message.get("more_body", False)
             if body.size > most:
                 raise body_too_large(most)
+            if most > MAX_BODY_BYTES:
+                body.go_on()
             if more and body.size > SMALL_BODY_BYTES and most == MAX_BODY_BYTES:
                 self._admit(body)
         return body.data
@@ -69,6 +71,7 @@ class ArrivingBody:
 
     def __init__(self, limit: asyncio.Timeout) -> None:
         self._limit = limit
+        self._ends_at = limit.when() or 0.0
         self._began = time.monotonic()
         self._parts: list[bytes] = []
         self.size = 0
@@ -80,6 +83,10 @@ class ArrivingBody:
     def add(self, part: bytes) -> None:
         self._parts.append(part)
         self.size += len(part)
+
+    def go_on(self) -> None:
+        """Gives what else there is the time that what has come has earned."""
+        self._limit.reschedule(self._ends_at + self.size / LEAST_RATE)
 
     def rate(self) -> float:
         """Bytes per second so far."""

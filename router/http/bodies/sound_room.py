@@ -28,12 +28,15 @@ class SoundRoom:
         Raises MessageTooLarge or TooManyStreams.
         """
         size = announced_bytes(scope)
-        if size <= MAX_BODY_BYTES:
-            yield 0
-            return
         if size > self._largest + BESIDE:
             what = f"the body has {size} bytes, and a file at most {self._largest}"
             raise MessageTooLarge(f"{what}: cut the sound, make it of fewer bytes, or have sound_bytes raised")
+        with self.kept(size if size > MAX_BODY_BYTES else 0) as reserved:
+            yield reserved
+
+    @contextmanager
+    def kept(self, size: int) -> Iterator[int]:
+        """Room for so many bytes, of a file that stays until its last part is written down. Raises TooManyStreams."""
         if size > self._free:
             raise TooManyStreams(
                 "this router has as many long sounds as it has room for: retry", retry_after_ms=RETRY_MS

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from octavo.pictures.long_speech import MOST_TOKENS
 from octavo.request.ids import new_request_id
 from octavo.v1 import inference_pb2
 from router.http.bodies.common_fields import AskedAnswer, read_common, read_max_tokens
@@ -17,7 +18,6 @@ NOT_TOLD = "is not supported: no scores are shown, and nobody is told apart; lea
 ONE_TEXT = ("n", "best_of", "return_token_ids", "return_tokens_as_token_ids", "echo", "logprobs", "stream_options")
 # Of prompts that are text.
 OF_TEXT = ("add_special_tokens", "prefix", "prompt_logprobs", "truncate_prompt_tokens", "truncation_side")
-MOST_TOKENS = 1 << 16  # more than any model writes down at once: what is left of its context counts
 
 
 @dataclass(slots=True)

@@ -4,7 +4,7 @@ import asyncio
 import time
 from base64 import urlsafe_b64encode
 from collections.abc import Sequence
-from contextlib import aclosing
+from contextlib import ExitStack, aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -59,7 +59,8 @@ class TranscriptionEndpoint:
         reply = Reply(send, called(scope))
         reply.request_id, reply.places = new_request_id(), PLACES
         async with reply:
-            with self.service.sounds.taken(scope) as reserved:
+            with ExitStack() as room:
+                reserved = room.enter_context(self.service.sounds.taken(scope))
                 asked = await self._receive(scope, receive, reply, reserved)
                 answer = asked.answer
                 if not answer.chosen_id and (name := chosen_id(scope)):
@@ -68,7 +69,7 @@ class TranscriptionEndpoint:
                 answer.called = called(scope)
                 limit_s = remaining_s(scope)
                 ends_at = None if limit_s is None else time.monotonic() + limit_s
-                await self._answer(asked, ends_at, reply)
+                await self._answer(asked, ends_at, reply, None if reserved else room)
 
     async def _receive(self, scope: Scope, receive: Receive, reply: Reply, reserved: int) -> AskedTranscription:
         """What the body asks for. The body itself is not kept: many calls wait for long."""
@@ -84,7 +85,10 @@ class TranscriptionEndpoint:
         reply.ignored = fields.ignored
         return found
 
-    async def _answer(self, asked: AskedTranscription, ends_at: float | None, reply: Reply) -> None:
+    async def _answer(
+        self, asked: AskedTranscription, ends_at: float | None, reply: Reply, room: ExitStack | None
+    ) -> None:
+        """`room`: of a file that has none yet."""
         answer, speech = asked.answer, asked.answer.request.speech
         await self.service.preparer.look_up(answer.request)
         model = self.service.preparer.find_model(answer.request)
@@ -94,6 +98,8 @@ class TranscriptionEndpoint:
             speech.sound = file.part(0, heard_at_once(model)) if is_long(file, model) else bytes(asked.sound)
             if (asked.with_times or is_long(file, model)) and speech.task != NAME_LANGUAGE:
                 long = LongTranscription(self.service, answer, model, file, ends_at)
+                if room is not None:
+                    room.enter_context(self.service.sounds.kept(len(asked.sound)))
             del file
         if long is None:
             asked.sound = NO_SOUND

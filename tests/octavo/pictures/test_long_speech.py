@@ -52,7 +52,7 @@ def theirs(tokens: list[int], at: int, frames: int) -> tuple[list[tuple[int, int
     texts = [
         (
             round(100 * float(each["start"])),
-            round(100 * float(each["end"])),
+            min(SOUND.frames, round(100 * float(each["end"]))),
             tuple(token for token in each["tokens"].tolist() if token < FIRST),
         )
         for each in found

@@ -161,8 +161,9 @@ def main() -> None:
             _become(given, *json.loads(message))
             return
         os.waitpid(between, 0)  # from here on the program is an orphan
+        os.close(writer)  # so that the read ends, if there was no second fork
         asking.send(os.read(reader, 32))
-        for descriptor in (reader, writer, *given):
+        for descriptor in (reader, *given):
             os.close(descriptor)
 
 

@@ -37,3 +37,5 @@ def test_a_pipe_that_a_stopped_rank_has_left_full_is_given_up(
         end(team, copier)
         with pytest.raises(TeamBroken, match=says):
             copying.result(10)
+    if end is lose:
+        copier.close()

@@ -5,7 +5,8 @@ import asyncio
 import pytest
 
 from octavo.request.errors import DeadlineExceeded
-from router.http.bodies.json_body import SMALL_BODY_BYTES, BodyReader
+from router.http.bodies import json_body
+from router.http.bodies.json_body import MAX_BODY_BYTES, SMALL_BODY_BYTES, BodyReader
 
 SCOPE = {"headers": []}
 
@@ -35,6 +36,18 @@ async def test_the_slowest_of_many_large_bodies_is_displaced():
     for sender in senders[1:]:
         sender.send(b"y", more=False)
     assert [body[-1:] for body in await asyncio.gather(*reading[1:])] == [b"y", b"y"]
+
+
+async def test_a_body_with_room_of_its_own_has_the_time_that_it_has_earned(monkeypatch):
+    monkeypatch.setattr(json_body, "BODY_S", 0.2)
+    monkeypatch.setattr(json_body, "LEAST_RATE", 10)
+    reader, silent, quick = BodyReader(), Sender(), Sender()
+    quick.send(b"x" * 1000)
+    reading = asyncio.create_task(reader.read(SCOPE, quick.receive, MAX_BODY_BYTES + 1))
+    with pytest.raises(DeadlineExceeded, match="too slowly"):
+        await asyncio.wait_for(reader.read(SCOPE, silent.receive, MAX_BODY_BYTES + 1), 20)
+    quick.send(b"y", more=False)
+    assert (await asyncio.wait_for(reading, 20))[-1:] == b"y"
 
 
 async def test_small_bodies_wait_for_no_large_one():
