@@ -48,7 +48,7 @@ class DeviceTeam(DecoderPart):
         self._num_moves = 0
 
     def connect(self) -> None:
-        """Waits until all ranks have loaded their model, for as long as the front lets them (rank_watch.py), and connects their devices.
+        """Waits until all ranks have loaded their model, or the front gives up (rank_watch.py), and connects devices.
 
         Called once, before all else. Raises TeamBroken if a rank has ended.
         """
