@@ -98,7 +98,8 @@ class TinySpeech:
     @torch.inference_mode()
     def texts(self, samples: list[float], **given: object) -> list[tuple[int, int, tuple[int, ...]]]:
         """Start, end (in hundredths of a second) and tokens of each text that Transformers' own generate finds in a
-        sound of any length, where the features of each of its parts are those of that part alone."""
+        sound of any length, where the features of each of its parts are those of that part alone. Times end with it."""
+        most = -(-len(samples) // 160)
         count, model = self.model.config.max_source_positions * 320, self.model
 
         def features_at(input_features: object, seek: torch.Tensor, **_: object) -> torch.Tensor:
@@ -114,7 +115,7 @@ class TinySpeech:
         finally:
             del model._get_input_segment
         return [
-            (round(100 * float(each["start"])), round(100 * float(each["end"])), tuple(each["tokens"].tolist()))
+            (*(min(most, round(100 * float(each[name]))) for name in ("start", "end")), tuple(each["tokens"].tolist()))
             for each in found["segments"][0]
         ]
 
