@@ -106,7 +106,7 @@ def noted(pair: Pair) -> list[tuple[int, float, int, int, float]]:
         seen.append((count, seconds, after[0] - before[0], after[1] - before[1], pair.processor_s()))
         return output
 
-    pair.runner.run = note  # type: ignore[method-assign]
+    pair.runner.run = note  # type: ignore[method-assign]  # of this one pair, to look at its bytes around each step
     return seen
 
 
