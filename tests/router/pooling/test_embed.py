@@ -107,7 +107,7 @@ async def test_a_worker_refuses_prompts_one_by_one_and_ends_calls_as_it_ends(wor
 
     assert await asked([[1] * 20_000, [5, 7], []]) == {0: False, 1: True, 2: False}
     left = asyncio.create_task(asked(PROMPTS))
-    await world.until(lambda: worker.workload.sequences)
+    await world.until(lambda: worker.vectors.num_open and worker.workload.sequences)
     worker.vectors.close()
     with pytest.raises(errors.Draining, match="ask another one for the rest"):
         await left
