@@ -78,12 +78,13 @@ void Llama::forward(const TensorRef& hidden, const LlamaStep& step, const std::v
         expect_apart(layer, "kv", {&step.batch.cu_q, &step.batch.seq_lens, &step.batch.tables});
     }
     if (room_ != nullptr) {
-        require(step.loras.empty(), "loras", "do not run in a group");
-        room_->order_forward(step);
+        order_forward(step);
         tell_order();
         share_.team->meet_all();
+        run(hidden, own_step(step, room_->step().lora_groups), layers);
+    } else {
+        run(hidden, step, layers);
     }
-    run(hidden, step, layers);
     if (room_ != nullptr && share_.team->broken()) {
         throw std::runtime_error(share_.team->trouble());
     }

@@ -27,6 +27,7 @@ struct Llama::Part {
     LlamaStep step;
     std::int64_t first = 0;
     std::vector<std::int32_t> cu_q, seq_lens;
+    std::vector<std::int64_t> lora_rows;
     std::map<std::int64_t, AttentionPlan> plans;  // by window
 
     // The tokens [first, end) of a whole step. A sequence may be divided: its earlier tokens are then in an earlier
@@ -70,6 +71,23 @@ inline void Llama::Part::cut(const LlamaStep& whole, std::int64_t begin, std::in
     batch.seq_lens.shape[0] = last - one + 1;
     batch.tables.data = batch.tables.as<std::int32_t>() + one * batch.tables.stride[0];
     batch.tables.shape[0] = last - one + 1;
+    lora_rows.clear();
+    step.loras.clear();
+    const auto* rows = whole.lora_rows.as<std::int64_t>();
+    for (const auto& [lora, num_rows] : whole.loras) {
+        const std::size_t before = lora_rows.size();
+        for (std::int64_t i = 0; i < num_rows; ++i) {
+            if (rows[i] >= begin && rows[i] < end) {
+                lora_rows.push_back(rows[i] - begin);
+            }
+        }
+        if (lora_rows.size() > before) {
+            step.loras.push_back({lora, static_cast<std::int64_t>(lora_rows.size() - before)});
+        }
+        rows += num_rows;
+    }
+    step.lora_rows.data = lora_rows.data();
+    step.lora_rows.shape[0] = static_cast<std::int64_t>(lora_rows.size());
 }
 
 // One part of a step in one thread.
@@ -134,7 +152,7 @@ class Llama::Run {
             }
             norm(layer.mlp_norm, layer.gate_up);
             product(layer.gate_up, normed_, layer.gate_up_bias, gate_up_, 2 * share_.inner.count, false);
-            adapt(index, &LoraLayer::gate_up, normed_, s_.hidden, gate_up_, 2 * s_.inner);
+            adapt(index, &LoraLayer::gate_up, normed_, s_.hidden, gate_up_, 2 * share_.inner.count);
             activate(layer.down);
             product(layer.down, inner_, layer.down_bias, x_ + share_.hidden.first, s_.hidden, true);
             adapt(index, &LoraLayer::down, inner_, s_.inner, x_, s_.hidden);

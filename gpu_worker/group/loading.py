@@ -3,6 +3,7 @@
 import logging
 import os
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -17,10 +18,12 @@ from gpu_worker.group.shared_memory import SharedMemory
 from gpu_worker.ops import native
 from gpu_worker.running.loading import load_runner
 from gpu_worker.running.sizing import cpu_block_bytes
+from gpu_worker.steps.runner import ADAPTER_BYTES
 from octavo.process.machine import available_bytes
 from octavo.request.errors import InvalidArgument
 
 log = logging.getLogger(__name__)
+GAPS = 2  # times the bytes of adapters: what lies between two of them may be too short for a third
 
 
 def load_group(
@@ -57,7 +60,9 @@ def load_group(
         for each in teams:
             each.break_off()
 
-    with SharedMemory.create("octavo-team") as team, SharedMemory.create("octavo-blocks") as arena:
+    with ExitStack() as stack:
+        names = ["octavo-team", "octavo-blocks", *(["octavo-adapters"] if hosts == 1 else [])]
+        team, arena, *adapters = (stack.enter_context(SharedMemory.create(name)) for name in names)
         first = RankTask(
             rank=0,
             size=stages * ranks,
@@ -65,6 +70,8 @@ def load_group(
             hosts=hosts,
             team=team.descriptor,
             arena=arena.descriptor,
+            adapters=adapters[0].descriptor if adapters else -1,
+            adapter_bytes=GAPS * (options.get("adapter_bytes") or ADAPTER_BYTES),
             tokens=options["max_batch_tokens"],
             sequences=options["max_batch_sequences"],
             patience_s=patience_s,

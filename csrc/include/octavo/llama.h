@@ -12,6 +12,7 @@
 namespace octavo {
 
 struct KvPages;
+class LoraRoom;
 class TeamRoom;
 
 struct LlamaSizes {
@@ -35,6 +36,7 @@ struct LlamaShare {
     Span expert_inner, shared_inner;  // of each expert, and of the one that all tokens ask
     Span layers;                      // of its stage
     GroupHosts* hosts = nullptr;      // null: all ranks are on one host, and the spans of hosts are not looked at
+    LoraRoom* loras = nullptr;        // null: no adapter runs in the group
     std::vector<Span> host_hidden, host_inner, host_vocab, host_expert_inner, host_shared_inner;
 };
 
@@ -77,9 +79,10 @@ struct LlamaLayer {
 struct LoraPart {
     Weight b;  // plain [rank, rows], of the stack's rows from `first` on
     std::int64_t first = 0;
+    std::int64_t low = 0;  // the row of `a` with which its own begin
 };
 
-// The parts have the rows of `a`, one part after the other. Without parts nothing is added.
+// Without parts nothing is added.
 struct LoraStack {
     Weight a;  // plain [sum of ranks, columns of the stack]
     std::vector<LoraPart> parts;
@@ -93,6 +96,7 @@ struct LoraLayer {
 struct Lora {
     float scale = 1;
     std::vector<LoraLayer> layers;
+    std::int64_t number = 0, place = 0;  // in a LoraRoom; 0: it is in none
 };
 
 // So many of a step's `lora_rows` run with this adapter.
@@ -102,7 +106,6 @@ struct LoraGroup {
 };
 
 struct LlamaStep : TeamStep {
-    TensorRef lora_rows;  // i64 [m]: tokens that run with an adapter, by `loras`; each once
     std::vector<LoraGroup> loras;
 };
 
@@ -144,6 +147,8 @@ class Llama {
     void run(const TensorRef& hidden, const LlamaStep& step, const std::vector<KvPages>& kv);
     bool normed_together(const LlamaLayer& layer) const;
     void share_of_logits(std::int64_t rows) const;
+    void order_forward(const LlamaStep& step) const;
+    LlamaStep own_step(LlamaStep step, const TensorRef& lora_groups) const;
     void tell_order(const WantedLogits& wanted = {}) const;
     bool speaks() const { return share_.hosts != nullptr && share_.hosts->speaks(); }  // with other hosts
     bool is_staged() const;

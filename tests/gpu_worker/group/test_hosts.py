@@ -45,6 +45,7 @@ def test_two_hosts_compute_the_bits_of_one_process(two_hosts, folder, tmp_path):
     runner, _ = two_hosts(4, certificates.flags("worker"), certificates.files("worker"), kv_cache_dtype="int8")
     states = runner.rank_states
     assert [state.rank for state in states] == [0, 1, 2, 3]
+    assert "on several hosts" in runner.info.lora_support.refusal
     assert outputs(runner, folder) == expected
 
 
