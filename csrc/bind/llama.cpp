@@ -254,8 +254,8 @@ void bind_llama(py::module_& module) {
         .def(py::init<const TensorRef&>(), "memory"_a, py::keep_alive<1, 2>())
         .def_static("table_bytes", &LoraRoom::table_bytes, "layers"_a)
         .def(
-            "put", [](LoraRoom& room, Adapter& adapter, std::int64_t place) { room.put(adapter.lora, place); }, "lora"_a,
-            "place"_a, "In the front: all ranks may find it from here on. Its matrices lie in the memory.");
+            "put", [](LoraRoom& room, Adapter& adapter, std::int64_t place) { room.put(adapter.lora, place); },
+            "lora"_a, "place"_a, "In the front: all ranks may find it from here on. Its matrices lie in the memory.");
     py::class_<Model>(module, "Llama", "A decoder; refers to the memory of its tensors, and keeps it.")
         .def(py::init([](const py::dict& sizes, const Weight& embedding, const Weight& head, const TensorRef& norm,
                          const TensorRef& cos, const TensorRef& sin, const py::list& layers, const py::object& share) {
@@ -276,8 +276,8 @@ void bind_llama(py::module_& module) {
             [](Model& model, const TensorRef& hidden, const TensorRef& token_ids, const TensorRef& positions,
                const TensorRef& slots, const TensorRef& cu_q, const TensorRef& seq_lens, const TensorRef& block_tables,
                const TensorRef& rows, const Kv& kv, const TensorRef& lora_rows, const py::tuple& loras) {
-                const LlamaStep step{
-                    {token_ids, positions, slots, {cu_q, seq_lens, block_tables}, rows, lora_rows, {}}, groups_of(loras)};
+                const LlamaStep step{{token_ids, positions, slots, {cu_q, seq_lens, block_tables}, rows, lora_rows, {}},
+                                     groups_of(loras)};
                 const py::gil_scoped_release free;
                 const std::lock_guard<std::mutex> lock(model.mutex);
                 model.llama.forward(hidden, step, kv.layers);

@@ -60,13 +60,8 @@ void TeamOrder::order_forward(const TeamStep& step) {
     expect(batch.cu_q, "cu_q", {batch.seq_lens.shape[0] + 1}, DType::kI32);
     expect(batch.tables, "block_tables", {batch.seq_lens.shape[0], kAny}, DType::kI32);
     const auto count = [](const TensorRef& array) { return array.given() ? array.shape[0] : 0; };
-    const Header header{Order::kForward,
-                        step.token_ids.shape[0],
-                        batch.seq_lens.shape[0],
-                        batch.tables.shape[1],
-                        step.rows.shape[0],
-                        count(step.lora_rows),
-                        count(step.lora_groups)};
+    const Header header{Order::kForward,    step.token_ids.shape[0], batch.seq_lens.shape[0], batch.tables.shape[1],
+                        step.rows.shape[0], count(step.lora_rows),   count(step.lora_groups)};
     require(header.tokens <= tokens_, "token_ids", "are more than a step of this group may have");
     require(plan_bytes_of(header) <= plan_bytes_, "block_tables", "are more than a step of this group may have");
     *header_ = header;
