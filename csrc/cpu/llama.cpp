@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "llama_run.h"
+#include "octavo/lora_room.h"
 
 namespace octavo {
 namespace {
@@ -57,6 +58,9 @@ Llama::Llama(const LlamaSizes& sizes, const Weight& embedding, const Weight& hea
     }
     if (share_.team != nullptr) {
         room_ = std::make_unique<TeamRoom>(*share_.team, sizes_, share_.tokens, share_.plan_bytes);
+        if (share_.loras != nullptr && share_.hosts != nullptr) {
+            share_.hosts->take_room(share_.loras->memory());
+        }
     }
 }
 

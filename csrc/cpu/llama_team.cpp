@@ -56,6 +56,11 @@ void Llama::order_forward(const LlamaStep& step) const {
         order.lora_groups.stride[1] = 1;
     }
     room_->order_forward(order);
+    if (share_.loras != nullptr && share_.hosts != nullptr) {
+        for (const Span& bytes : share_.loras->take_new()) {
+            share_.hosts->tell_room(bytes);  // if the team is broken by now, so it is after the step
+        }
+    }
 }
 
 // The step with this rank's rows of the adapters that an order names.

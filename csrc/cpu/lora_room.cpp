@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <type_traits>
+#include <utility>
 
 #include "lora.h"
 
@@ -49,9 +50,7 @@ struct LoraRoom::Table {
     StackTable* stacks() { return reinterpret_cast<StackTable*>(this + 1); }
 };
 
-LoraRoom::LoraRoom(const TensorRef& memory) : memory_(memory.as<char>()), bytes_(memory.shape[0]) {
-    expect(memory, "memory", {kAny}, DType::kU8);
-}
+LoraRoom::LoraRoom(const TensorRef& memory) : memory_(memory) { expect(memory, "memory", {kAny}, DType::kU8); }
 
 std::int64_t LoraRoom::table_bytes(std::int64_t layers) {
     require(layers >= 0 && layers < kMostElements, "layers", "are no number of layers");
@@ -61,15 +60,17 @@ std::int64_t LoraRoom::table_bytes(std::int64_t layers) {
 
 void LoraRoom::put(Lora& lora, std::int64_t place) {
     const auto layers = static_cast<std::int64_t>(lora.layers.size());
-    require(place > 0 && place % 64 == 0 && table_bytes(layers) <= bytes_ - place, "place", "has no room for a table");
+    require(place > 0 && place % 64 == 0 && table_bytes(layers) <= bytes() - place, "place", "has no room for a table");
+    std::int64_t end = place + table_bytes(layers);
     const auto offset = [&](Weight weight) {
         const auto* data = static_cast<const char*>(weight.data);
         const std::int64_t size = weight.rows * weight.stride * plain_bytes(weight.format);
-        require(data >= memory_ && size <= bytes_ - (data - memory_), "lora", "lies in other memory");
-        weight.data = reinterpret_cast<const void*>(data - memory_);
+        require(data >= at(place) && size <= bytes() - (data - at(0)), "lora", "lies in other memory");
+        end = std::max(end, data - at(0) + size);
+        weight.data = reinterpret_cast<const void*>(data - at(0));
         return weight;
     };
-    auto* table = reinterpret_cast<Table*>(memory_ + place);
+    auto* table = reinterpret_cast<Table*>(at(place));
     StackTable* to = table->stacks();
     for (const LoraLayer& layer : lora.layers) {
         for (const LoraStackOf stack : kStacks) {
@@ -82,18 +83,25 @@ void LoraRoom::put(Lora& lora, std::int64_t place) {
             ++to;
         }
     }
+    const std::lock_guard<std::mutex> lock(mutex_);
     *table = {++last_, layers, lora.scale};
     lora.number = last_;
     lora.place = place;
+    new_.push_back({place, end - place});
+}
+
+std::vector<Span> LoraRoom::take_new() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return std::exchange(new_, {});
 }
 
 Lora LoraRoom::read(std::int64_t number, std::int64_t place) const {
-    require(place > 0 && place % 64 == 0 && place <= bytes_ - table_bytes(0), "loras", "have another place");
-    auto* table = reinterpret_cast<Table*>(memory_ + place);
-    require(table->number == number && table->layers <= (bytes_ - place) / table_bytes(1), "loras",
+    require(place > 0 && place % 64 == 0 && place <= bytes() - table_bytes(0), "loras", "have another place");
+    auto* table = reinterpret_cast<Table*>(at(place));
+    require(table->number == number && table->layers <= (bytes() - place) / table_bytes(1), "loras",
             "are not where they were put");
     const auto here = [&](Weight weight) {
-        weight.data = memory_ + reinterpret_cast<std::intptr_t>(weight.data);
+        weight.data = at(reinterpret_cast<std::intptr_t>(weight.data));
         return weight;
     };
     Lora lora{static_cast<float>(table->scale), std::vector<LoraLayer>(static_cast<std::size_t>(table->layers)), number,

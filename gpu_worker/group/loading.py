@@ -3,7 +3,6 @@
 import logging
 import os
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -60,9 +59,7 @@ def load_group(
         for each in teams:
             each.break_off()
 
-    with ExitStack() as stack:
-        names = ["octavo-team", "octavo-blocks", *(["octavo-adapters"] if hosts == 1 else [])]
-        team, arena, *adapters = (stack.enter_context(SharedMemory.create(name)) for name in names)
+    with SharedMemory.create_all() as (team, arena, adapters):
         first = RankTask(
             rank=0,
             size=stages * ranks,
@@ -70,7 +67,7 @@ def load_group(
             hosts=hosts,
             team=team.descriptor,
             arena=arena.descriptor,
-            adapters=adapters[0].descriptor if adapters else -1,
+            adapters=adapters.descriptor,
             adapter_bytes=GAPS * (options.get("adapter_bytes") or ADAPTER_BYTES),
             tokens=options["max_batch_tokens"],
             sequences=options["max_batch_sequences"],

@@ -2,6 +2,8 @@
 
 import mmap
 import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import Self
 
@@ -25,6 +27,13 @@ class SharedMemory:
     def create(cls, name: str) -> Self:
         """`name` is what the system shows of it."""
         return cls(os.memfd_create(name))
+
+    @classmethod
+    @contextmanager
+    def create_all(cls) -> Iterator[list[Self]]:
+        """For what the ranks of a host tell each other, for blocks, and for adapters."""
+        with ExitStack() as stack:
+            yield [stack.enter_context(cls.create(f"octavo-{name}")) for name in ("team", "blocks", "adapters")]
 
     @property
     def num_bytes(self) -> int:

@@ -39,7 +39,7 @@ struct Parcel {
     std::int64_t bytes;
 };
 
-enum class Frame : std::uint32_t { kColumns, kOrder, kHidden, kBlocks, kStates, kSlots, kWanted };
+enum class Frame : std::uint32_t { kColumns, kOrder, kHidden, kBlocks, kStates, kSlots, kWanted, kAdapter };
 
 class HostLinks {
   public:

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <map>
+#include <mutex>
 #include <vector>
 
 #include "octavo/llama.h"
@@ -17,6 +18,9 @@ class LoraRoom {
 
     // In the front: an adapter whose matrices lie in the memory gets a number, and its table is written to `place`.
     void put(Lora& lora, std::int64_t place);
+    // In the front: where those lie that were put since the last call.
+    std::vector<Span> take_new();
+    const TensorRef& memory() const { return memory_; }
 
     // Some rows of each stack: of an adapter they come one after the other, as in a rank's columns of `qkv` and
     // `gate_up`, or stay where they are, as in columns of all ranks.
@@ -34,8 +38,13 @@ class LoraRoom {
 
     Lora read(std::int64_t number, std::int64_t place) const;
 
-    char* memory_;
-    std::int64_t bytes_, last_ = 0;
+    char* at(std::int64_t place) const { return memory_.as<char>() + place; }
+    std::int64_t bytes() const { return memory_.shape[0]; }
+
+    TensorRef memory_;
+    std::int64_t last_ = 0;
+    std::mutex mutex_;
+    std::vector<Span> new_;
     std::map<std::int64_t, Lora> found_;  // by number
 };
 

@@ -88,9 +88,10 @@ class Follower:
             task = RankTask.from_json(line.decode())
         except (ValueError, TypeError, KeyError) as error:
             raise OSError(f"the front says what this host does not know: all need the same version ({error})") from None
-        with SharedMemory.create("octavo-team") as team, SharedMemory.create("octavo-blocks") as arena:
+        with SharedMemory.create_all() as (team, arena, adapters):
             count = task.size // task.hosts
-            first = replace(task, team=team.descriptor, arena=arena.descriptor, links=streams.column_fds())
+            memory = {"team": team.descriptor, "arena": arena.descriptor, "adapters": adapters.descriptor}
+            first = replace(task, **memory, links=streams.column_fds())
             tasks = [first, *(replace(first, rank=task.rank + i, links=()) for i in range(1, count))]
             return self._serve(tasks, streams)
 

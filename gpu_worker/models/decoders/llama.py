@@ -32,9 +32,7 @@ FIRST_SOURCES = {  # the matrices of a layer, and the first tensor that each is 
     "down": "mlp.down_proj",
 }
 FUSED_SOURCES = {"qkv": "self_attn.qkv_proj", "gate_up": "mlp.gate_up_proj"}  # Phi-3's are one matrix already
-NO_LORA_IN_GROUP = LoraSupport(
-    refusal="a group with GPUs, or on several hosts, has no adapters: leave --tensor-parallel out"
-)
+NO_LORA_IN_GROUP = LoraSupport(refusal="a group of GPUs has no adapters: leave --tensor-parallel out")
 M = TypeVar("M")
 SplitStack = Callable[[list[str]], list[list[str]]]  # a stack's tensors, by those that become one matrix
 
