@@ -13,7 +13,7 @@ from gpu_worker.group.hosts.host_streams import HostStreams
 from gpu_worker.group.rank_process import RankProcess
 from gpu_worker.group.rank_task import RankTask, options_of_ranks
 from gpu_worker.group.rank_watch import RankWatch, expect_equal
-from gpu_worker.group.shared_memory import SharedMemory
+from gpu_worker.group.shared_memory import memory_of_ranks
 from gpu_worker.ops import native
 from gpu_worker.running.loading import load_runner
 from gpu_worker.running.sizing import cpu_block_bytes
@@ -59,15 +59,13 @@ def load_group(
         for each in teams:
             each.break_off()
 
-    with SharedMemory.create_all() as (team, arena, adapters):
+    with memory_of_ranks() as memory:
         first = RankTask(
             rank=0,
             size=stages * ranks,
             stages=stages,
             hosts=hosts,
-            team=team.descriptor,
-            arena=arena.descriptor,
-            adapters=adapters.descriptor,
+            **memory,
             adapter_bytes=GAPS * (options.get("adapter_bytes") or ADAPTER_BYTES),
             tokens=options["max_batch_tokens"],
             sequences=options["max_batch_sequences"],
