@@ -144,6 +144,7 @@ LlamaShare share_of(const py::object& given) {
         values.take("tokens", share.tokens);
         values.take("plan_bytes", share.plan_bytes);
         share.kv_heads = span_of(values, "kv_heads");
+        share.heads = spans_of(values, "heads");
         share.hidden = span_of(values, "hidden");
         share.inner = span_of(values, "inner");
         share.vocab = span_of(values, "vocab");

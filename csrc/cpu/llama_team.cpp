@@ -69,15 +69,15 @@ LlamaStep Llama::own_step(LlamaStep step, const TensorRef& lora_groups) const {
     if (share_.loras == nullptr) {
         return step;
     }
-    const Span& heads = share_.kv_heads;
-    const std::int64_t d = sizes_.head_dim, group = sizes_.heads / sizes_.kv_heads;
-    const std::int64_t queries = sizes_.heads * d, keys = sizes_.kv_heads * d;
+    const std::int64_t d = sizes_.head_dim;
+    const auto rows = [d](std::int64_t start, const Span& heads) {
+        return Span{(start + heads.first) * d, heads.count * d};
+    };
     const Span& inner = share_.inner;
-    const LoraRoom::OwnRows own{{{heads.first * group * d, heads.count * group * d},
-                                 {queries + heads.first * d, heads.count * d},
-                                 {queries + keys + heads.first * d, heads.count * d}},
-                                {inner, {sizes_.inner + inner.first, inner.count}},
-                                share_.hidden};
+    const LoraRoom::OwnRows own{
+        {rows(0, queries()), rows(sizes_.heads, keys()), rows(sizes_.heads + sizes_.kv_heads, values())},
+        {inner, {sizes_.inner + inner.first, inner.count}},
+        share_.hidden};
     share_.loras->forget();
     for (std::int64_t i = 0; i < lora_groups.shape[0]; ++i) {
         const auto* named = lora_groups.as<std::int64_t>() + i * 3;

@@ -31,7 +31,10 @@ struct LlamaSizes {
 struct LlamaShare {
     Team* team = nullptr;                     // null: there is one rank, which computes everything
     std::int64_t tokens = 0, plan_bytes = 0;  // of a step, at most: the same in all ranks
-    Span kv_heads;                            // with their query heads
+    Span kv_heads;                            // whose attention it computes, with their query heads
+    // Where ranks of a host do not have whole KV heads each: the heads of queries, of keys and of values in the own
+    // products. `kv_heads` are then those of the host, whose attention its ranks of a stage share. Else empty.
+    std::vector<Span> heads;
     Span hidden, inner, vocab;
     Span expert_inner, shared_inner;  // of each expert, and of the one that all tokens ask
     Span layers;                      // of its stage
@@ -141,11 +144,18 @@ class Llama {
 
     void check_model() const;
     void check_head_norms(const LlamaLayer& layer) const;
+    void check_heads() const;
     void check_experts_share(const Experts& experts) const;
     void check_hosts() const;
     void check(const TensorRef& hidden, const LlamaStep& step, const std::vector<KvPages>& kv) const;
     void run(const TensorRef& hidden, const LlamaStep& step, const std::vector<KvPages>& kv);
     bool normed_together(const LlamaLayer& layer) const;
+    bool shares_attention() const { return !share_.heads.empty(); }  // with other ranks of this host
+    // Heads of the own products.
+    Span queries() const;
+    Span keys() const { return shares_attention() ? share_.heads[1] : share_.kv_heads; }
+    Span values() const { return shares_attention() ? share_.heads[2] : share_.kv_heads; }
+    std::int64_t group() const { return sizes_.heads / sizes_.kv_heads; }
     void share_of_logits(std::int64_t rows) const;
     void order_forward(const LlamaStep& step) const;
     LlamaStep own_step(LlamaStep step, const TensorRef& lora_groups) const;
