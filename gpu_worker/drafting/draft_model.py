@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from gpu_worker.drafting.acceptance import Acceptance
+from gpu_worker.sampling.filters import COLUMNS
 from gpu_worker.steps.runner import Runner
 from gpu_worker.steps.step_input import OpenedSeat, StepInput, TableChange, ints, longs
 from octavo.request.sampling import SamplingParams
@@ -23,7 +24,7 @@ WEIGHT = 0.2  # of a measurement
 # What a guess is drawn with. Parameters that name tokens are left out: a constraint's masks come later, and the rows of
 # logits that no token has may be fewer.
 KEPT_PARAMETERS = (
-    *("temperature", "top_k", "top_p", "min_p", "seed"),
+    *("temperature", "top_k", "top_p", "min_p", "seed", *COLUMNS),
     *("repetition_penalty", "frequency_penalty", "presence_penalty"),
 )
 

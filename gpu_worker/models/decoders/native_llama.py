@@ -14,7 +14,7 @@ from torch import Tensor
 from gpu_worker.models.checkpoint.weights import CheckpointReader, ProgressCallback, WeightSource
 from gpu_worker.models.decoders.config import LlamaConfig
 from gpu_worker.models.decoders.decoder import KeptLogits, LoadLora, OwnDecoder
-from gpu_worker.models.decoders.llama import FIRST_SOURCES, NO_LORA_IN_GROUP, collect, layers_of
+from gpu_worker.models.decoders.llama import FIRST_SOURCES, NO_LORA_ON_GPUS, collect, layers_of
 from gpu_worker.models.decoders.lora_weights import load, support_of
 from gpu_worker.models.decoders.ranks.adapter_room import AdapterRoom
 from gpu_worker.models.decoders.ranks.llama_share import LlamaShare
@@ -121,7 +121,7 @@ class NativeLlamaDecoder(OwnDecoder):
         self._kept_logits = KeptLogits(config.vocab_size)
         adapted = place is None or self._adapter_room is not None
         self.load_lora: LoadLora | None = self._load_lora if adapted else None
-        self.lora_support = support_of(config) if adapted else NO_LORA_IN_GROUP
+        self.lora_support = support_of(config) if adapted else NO_LORA_ON_GPUS
 
     def forward(self, batch: TokenBatch, kv: Sequence[Tensor], rows: Tensor) -> Tensor:
         hidden = torch.empty((rows.shape[0], self.config.hidden_size))
