@@ -11,10 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from gpu_worker.drafting.acceptance import Acceptance
-from gpu_worker.sampling.filters import COLUMNS
 from gpu_worker.steps.runner import Runner
 from gpu_worker.steps.step_input import OpenedSeat, StepInput, TableChange, ints, longs
-from octavo.request.sampling import SamplingParams
+from octavo.request.sampling import PARAMETERS, SamplingParams
 
 log = logging.getLogger(__name__)
 
@@ -24,7 +23,8 @@ WEIGHT = 0.2  # of a measurement
 # What a guess is drawn with. Parameters that name tokens are left out: a constraint's masks come later, and the rows of
 # logits that no token has may be fewer.
 KEPT_PARAMETERS = (
-    *("temperature", "top_k", "top_p", "min_p", "seed", *COLUMNS),
+    *("temperature", "top_k", "top_p", "min_p", "seed"),
+    *(row.name for row in PARAMETERS.values() if row.is_filter),
     *("repetition_penalty", "frequency_penalty", "presence_penalty"),
 )
 
