@@ -2,9 +2,9 @@
 
 A program needs a second or two to import what it is made of, and a test run starts hundreds. `python -m live.nursery`
 reads a message of JSON for each, with descriptors for it, and answers with the id of its process, an orphan that this
-process adopts (`guard.hooks`) and so learns how it ends. A host of a group from here has a nursery of its own, a fork,
-for its ranks. What `python -m router` does by itself, the tests of `octavo up` show, and those of groups that die what
-a rank does.
+process adopts (`guard.hooks`) and so learns how it ends. A group from here has a nursery of its own, a fork, for its
+ranks. What `python -m router` does by itself, the tests of `octavo up` show, and those of groups that cannot start
+what a rank does.
 """
 
 import ctypes
@@ -46,6 +46,7 @@ MODULES = (
 )
 MOST_BYTES, MOST_DESCRIPTORS, HIGH = 1 << 17, 250, 512  # of a message; descriptors from HIGH on are nobody's
 PR_SET_NAME = 15
+GROUP_FLAGS = {"--tensor-parallel", "--pipeline-parallel", "--launcher"}
 
 
 class Child:
@@ -219,7 +220,7 @@ def _become(
     os.environ.clear()
     os.environ.update(environment)
     ctypes.CDLL(None).prctl(PR_SET_NAME, module[-15:].encode())  # by which `guard.processes` knows a rank
-    if "--launcher" in arguments:
+    if not GROUP_FLAGS.isdisjoint(arguments):
         _fork_its_ranks()
     sys.argv = [module, *arguments]
     run_module(module, run_name="__main__", alter_sys=True)
