@@ -5,8 +5,8 @@ import re
 import struct
 from pathlib import Path
 
-import openai
 import pytest
+from lazily import lazily
 from spoken_types import EDGE, FIRST_TIME, LETTERS, POSITIONS, VOCABULARY, TinySpeech, form, said, spelled, wav, wav_of
 
 from octavo.client import Speech, Utterance
@@ -14,6 +14,7 @@ from octavo.request.errors import BadLogits, Cancelled, InvalidArgument, QueueFu
 from router.http.paths import long_transcriptions
 from router.streaming.session_opener import SessionOpener
 
+openai = lazily("openai")
 PAGE = Path(__file__).resolve().parents[4] / "docs/speech.md"
 PATH = "/v1/audio/transcriptions"
 SAMPLES = [each for seed in range(4) for each in said(0.7, seed)]

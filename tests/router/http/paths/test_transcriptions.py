@@ -4,8 +4,8 @@ import json
 import random
 from contextlib import asynccontextmanager
 
-import openai
 import pytest
+from lazily import lazily
 from spoken_types import DE, EDGE, EN, POSITIONS, SAMPLES, SOUND, form, said, spelled, wav
 
 from gpu_worker.running.loading import load_runner
@@ -17,6 +17,7 @@ from router.http.bodies.json_body import BodyReader
 from router.http.paths import transcriptions
 from router.streaming.session_opener import SessionOpener
 
+openai = lazily("openai")
 PATH = "/v1/audio/transcriptions"
 GOOD = {"language": "de", "max_tokens": 20, "ignore_eos": "true"}
 
