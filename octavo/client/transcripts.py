@@ -9,7 +9,16 @@ from typing import Protocol, Unpack
 from octavo.client.arguments import Prompt, RequestArguments, Speech
 from octavo.client.events import Completion, Model, Transcript, Utterance
 from octavo.client.stream import AsyncStream
-from octavo.pictures.long_speech import MOST_TOKENS, LongSpeech, Piece, SpokenText, check_id, left_s, part_id
+from octavo.pictures.long_speech import (
+    MOST_TOKENS,
+    LongSpeech,
+    Piece,
+    SpokenText,
+    check_id,
+    left_s,
+    part_id,
+    refuse_beside_times,
+)
 from octavo.pictures.wav_file import FRAMES_A_SECOND, WavFile
 from octavo.request import ids, limits
 from octavo.request.errors import InvalidArgument
@@ -47,6 +56,7 @@ class Transcriber:
                 raise InvalidArgument(field, "does not go with a sound of several parts, of which one text is made")
         name = self.options.get("request_id") or ids.new_request_id()
         check_id(name)
+        refuse_beside_times(self.options.get)
         given = self.options.get("deadline_s")
         ends_at = None if given is None else time.monotonic() + given
         file = self._file()
@@ -74,6 +84,8 @@ class Transcriber:
         return Transcript(text, language, file.seconds, tuple(utterances), heard.finish)
 
     def _file(self) -> WavFile:
+        if not self.speech.sound:
+            raise InvalidArgument("speech.sound", "has no bytes: give those of a whole WAV file")
         try:
             return WavFile.read(memoryview(self.speech.sound))
         except (TypeError, ValueError) as error:
@@ -106,7 +118,9 @@ class Transcriber:
             answer = await self.client.complete(
                 asked, model=model, priority=priority, temperature=0.0, deadline_s=left_s(ends_at)
             )
-        except InvalidArgument:
+        except InvalidArgument as error:
+            if error.field != "speech.task":
+                raise
             return ""
         return answer.text.strip("<|>")
 

@@ -18,6 +18,7 @@ from octavo.request.sampling import FinishReason
 FRAMES_A_TIME = 2  # from a token of a time to the next one
 MOST_TOKENS = 1 << 16  # more than any model writes down at once: what is left of its context counts
 ROOM_FOR_SECOND = len("-1234567.89s")  # behind an id
+NOT_BESIDE_TIMES = ("stop", "allowed_token_ids", "constraint")
 TOO_LATE = "the deadline passed before all was written down: give more time"
 Piece = tuple[Sequence[int], FinishReason]  # the next tokens of an output, and why it ends with them
 Ask = Callable[[int, bytes], AsyncGenerator[Piece, None]]
@@ -126,6 +127,14 @@ def check_id(request_id: str) -> None:
     """Raises InvalidArgument for one of a whole that is too long for those of its parts."""
     if len(request_id) > (most := limits.MAX_REQUEST_ID_CHARS - ROOM_FOR_SECOND):
         raise InvalidArgument("request_id", f"is too long for a sound of several parts: at most {most} characters")
+
+
+def refuse_beside_times(given: Callable[[str], object]) -> None:
+    """Raises InvalidArgument for parameters, which come by their names, that would keep out the tokens of times, or end
+    an output between two of them."""
+    for name in NOT_BESIDE_TIMES:
+        if given(name):
+            raise InvalidArgument(name, "does not go with texts whose times are told; leave it out")
 
 
 def left_s(ends_at: float | None) -> float | None:

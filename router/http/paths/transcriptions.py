@@ -16,7 +16,7 @@ from octavo.request.ids import new_request_id
 from octavo.text.encoded_prompt import NAME_LANGUAGE, TRANSCRIBE, SpeechSupport
 from octavo.v1 import inference_pb2, types_pb2
 from router.http.answer_format import DONE, FINISHES
-from router.http.answers import AnswerService, called, chosen_id, remaining_s, send_stream
+from router.http.answers import AnswerService, called, name_request, remaining_s, send_stream
 from router.http.bodies.common_fields import AskedAnswer
 from router.http.bodies.form_body import parse_form
 from router.http.bodies.json_body import header_of
@@ -63,9 +63,7 @@ class TranscriptionEndpoint:
                 reserved = room.enter_context(self.service.sounds.taken(scope))
                 asked = await self._receive(scope, receive, reply, reserved)
                 answer = asked.answer
-                if not answer.chosen_id and (name := chosen_id(scope)):
-                    answer.request.request_id, answer.chosen_id = name, True
-                reply.name_request(answer.request.request_id)
+                name_request(answer, scope, reply)
                 answer.called = called(scope)
                 limit_s = remaining_s(scope)
                 ends_at = None if limit_s is None else time.monotonic() + limit_s
@@ -94,7 +92,8 @@ class TranscriptionEndpoint:
         model = self.service.preparer.find_model(answer.request)
         known, long = model.encoder.speech, None
         if known is not None and not model.pictures.refusal:
-            file = wav_of(asked.sound)
+            with self.service.preparer.pictures.tally.refusing("file"):
+                file = wav_of(asked.sound)
             speech.sound = file.part(0, heard_at_once(model)) if is_long(file, model) else bytes(asked.sound)
             if (asked.with_times or is_long(file, model)) and speech.task != NAME_LANGUAGE:
                 long = LongTranscription(self.service, answer, model, file, ends_at)
@@ -105,6 +104,7 @@ class TranscriptionEndpoint:
             asked.sound = NO_SOUND
         if known is not None and known.languages and not speech.language and speech.task != NAME_LANGUAGE:
             known.start_of(next(iter(known.languages)), speech.task, (), "speech")  # what else is wrong is said first
+            speech.times = long is not None
             check_request(answer.request, model)
             speech.language = await self._language_of(answer, known, ends_at, reply)
         if long is not None:

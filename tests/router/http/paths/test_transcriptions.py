@@ -126,6 +126,8 @@ async def test_what_is_wrong_is_named_as_the_form_has_it(hearing, ask):
         ({"temperature": "warm"}, "temperature", "must be a number"),
         ({"temperature": "11"}, "temperature", "out of range"),
         ({"colour": "red"}, "colour", "not supported"),
+        ({"request_id": "x" * 129}, "request_id", "1 to 128"),
+        ({"headers": {"idempotency-key": "x" * 129}}, "Idempotency-Key", "1 to 128"),
     ):
         answer = await ask(**{**GOOD, **fields})
         assert answer.status in (400, 404), (fields, answer.body)
