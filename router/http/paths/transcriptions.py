@@ -23,6 +23,7 @@ from router.http.bodies.json_body import header_of
 from router.http.bodies.transcription_body import (
     FILE,
     ID_PREFIX,
+    INCREMENT,
     JSON,
     VERBOSE,
     AskedTranscription,
@@ -79,7 +80,8 @@ class TranscriptionEndpoint:
         fields = parse_form(body, kind, (FILE,), self.service.unknown_fields)
         found = read_transcription(fields)
         if found.with_times and found.answer.request.speech.task == NAME_LANGUAGE:
-            raise InvalidArgument("response_format", f"must be json or text beside task: {NAME_LANGUAGE}")
+            field = INCREMENT if found.options.temperature_increment else "response_format"
+            raise InvalidArgument(field, f"does not go with task: {NAME_LANGUAGE}, which asks for one word; leave it out")
         reply.ignored = fields.ignored
         return found
 
@@ -96,7 +98,7 @@ class TranscriptionEndpoint:
                 file = wav_of(asked.sound)
             speech.sound = file.part(0, heard_at_once(model)) if is_long(file, model) else bytes(asked.sound)
             if (asked.with_times or is_long(file, model)) and speech.task != NAME_LANGUAGE:
-                long = LongTranscription(self.service, answer, model, file, ends_at)
+                long = LongTranscription(self.service, answer, model, file, ends_at, asked.options)
                 if room is not None:
                     room.enter_context(self.service.sounds.kept(len(asked.sound)))
             del file
@@ -167,7 +169,7 @@ class TranscriptionEndpoint:
         if shown == VERBOSE:
             speech = request.speech
             more: dict[str, Any] = {"task": speech.task or TRANSCRIBE, "language": speech.language or "en"}
-            more |= {"duration": long.file.seconds, "segments": segments_of(texts, request.sampling.temperature)}
+            more |= {"duration": long.file.seconds, "segments": segments_of(texts)}
             told = more | told
         await reply.send_object(told)
 

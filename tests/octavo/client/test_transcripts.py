@@ -76,7 +76,7 @@ async def test_what_else_is_wrong_with_the_question_is_said(error):
         (Speech(None), {}, "speech.sound: has no bytes"),
         (Speech("x"), {}, "speech.sound: .*bytes-like"),
         *((Speech(SOUND), {field: 2}, f"{field}: .*of several parts") for field in ("n", "best_of", "beam_width")),
-        (Speech(SOUND), {"request_id": "x" * 117}, "request_id: .*of several parts"),
+        (Speech(SOUND), {"request_id": "x" * 114}, "request_id: .*of several parts"),
         (Speech(SOUND), {"stop": "a"}, "stop: does not go with texts whose times are told"),
         (Speech(SOUND), {"allowed_token_ids": [1]}, "allowed_token_ids: does not go"),
         (Speech(SOUND), {"model": "other"}, "model: name one that takes speech; there is w"),
