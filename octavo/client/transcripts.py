@@ -12,8 +12,8 @@ from octavo.client.stream import AsyncStream
 from octavo.pictures.long_speech import (
     MOST_TOKENS,
     LongSpeech,
-    Part,
-    Piece,
+    SpeechPart,
+    SpeechPiece,
     SpokenText,
     check_id,
     left_s,
@@ -78,7 +78,7 @@ class Transcriber:
         language = self.speech.language or await self._language(file.part(0, heard.heard_at_once), ends_at)
         utterances: list[Utterance] = []
 
-        async def ask(part: Part) -> AsyncGenerator[Piece, None]:
+        async def ask(part: SpeechPart) -> AsyncGenerator[SpeechPiece, None]:
             speech = replace(self._checked(part.sound), language=language, times=True, previous_token_ids=part.before)
             options = self.options | RequestArguments(
                 request_id=part.id_of(name), deadline_s=left_s(ends_at), temperature=part.temperature
@@ -86,9 +86,9 @@ class Transcriber:
             async with aclosing(self.client.generate(speech, **options)) as stream:
                 async for event in stream:
                     logprobs = [each.chosen.logprob for each in event.logprobs]
-                    yield Piece(event.token_ids, event.finish_reason, logprobs)
+                    yield SpeechPiece(event.token_ids, event.finish_reason, logprobs)
 
-        async def was_asked(part: Part) -> bool:
+        async def was_asked(part: SpeechPart) -> bool:
             try:
                 await self.client.get(part.id_of(name))
             except NotFound:

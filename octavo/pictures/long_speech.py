@@ -30,7 +30,7 @@ LOW = 0.5  # temperatures below this one: what is written at others is not given
 LEAST_LOGPROB, MOST_REPETITION = -1.0, 2.4  # Whisper's own bounds of an output that is believed
 
 
-class Piece(NamedTuple):
+class SpeechPiece(NamedTuple):
     """The next tokens of an output, why it ends with them, and the log probability of each, if they are known."""
 
     tokens: Sequence[int]
@@ -38,8 +38,8 @@ class Piece(NamedTuple):
     logprobs: Sequence[float] = ()
 
 
-Ask = Callable[["Part"], AsyncGenerator[Piece, None]]
-WasAsked = Callable[["Part"], Awaitable[bool]]
+Ask = Callable[["SpeechPart"], AsyncGenerator[SpeechPiece, None]]
+WasAsked = Callable[["SpeechPart"], Awaitable[bool]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class SpokenText:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class SpeechPart:
     """What the model hears at once."""
 
     at: int  # where it begins
@@ -83,7 +83,7 @@ class PartOutput:
     def clear(self) -> None:
         self.tokens, self.logprobs, self.finish = [], [], FinishReason.NONE
 
-    def add(self, piece: Piece) -> None:
+    def add(self, piece: SpeechPiece) -> None:
         self.tokens += piece.tokens
         self.logprobs += piece.logprobs
         self.finish = piece.finish
@@ -150,7 +150,7 @@ class LongSpeech:
         before = self._written if self.conditions and self._temperature < LOW else ()
         for attempt, temperature in enumerate(self.temperatures):
             output.clear()
-            self._temperature, part = temperature, Part(self.at, sound, before, temperature, attempt)
+            self._temperature, part = temperature, SpeechPart(self.at, sound, before, temperature, attempt)
             async with aclosing(ask(part)) as pieces:
                 async for piece in pieces:
                     output.add(piece)

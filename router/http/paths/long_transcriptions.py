@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
-from octavo.pictures.long_speech import TOO_LATE, LongSpeech, Part, Piece, check_id, left_s, rising
+from octavo.pictures.long_speech import TOO_LATE, LongSpeech, SpeechPart, SpeechPiece, check_id, left_s, rising
 from octavo.pictures.support import RATE
 from octavo.pictures.wav_file import FRAMES_A_SECOND, WavFile
 from octavo.request.errors import DeadlineExceeded, InvalidArgument, NotFound, ServingError
@@ -92,7 +92,7 @@ class LongTranscription:
                 if text.strip():
                     yield ShownText(each, text)
 
-    async def _ask(self, part: Part) -> AsyncGenerator[Piece, None]:
+    async def _ask(self, part: SpeechPart) -> AsyncGenerator[SpeechPiece, None]:
         """The output of a request of its own, for this part."""
         asked = self._asked(part)
         try:
@@ -103,7 +103,7 @@ class LongTranscription:
                 while events := await session.next_events():
                     for event in events:
                         logprobs = [each.chosen.logprob for each in event.logprobs]
-                        yield Piece(event.token_ids, finish_from_wire(event.finish_reason), logprobs)
+                        yield SpeechPiece(event.token_ids, finish_from_wire(event.finish_reason), logprobs)
                     if events[-1].HasField("finished"):
                         self._note_end(events[-1].finished)
                         return
@@ -111,7 +111,7 @@ class LongTranscription:
             self.service.note_left(asked)
             raise
 
-    async def _was_asked(self, part: Part) -> bool:
+    async def _was_asked(self, part: SpeechPart) -> bool:
         try:
             name = part.id_of(self.asked.request.request_id)
             await self.service.inference.Get(inference_pb2.GetRequest(request_id=name))
@@ -119,7 +119,7 @@ class LongTranscription:
             return False
         return True
 
-    def _asked(self, part: Part) -> AskedAnswer:
+    def _asked(self, part: SpeechPart) -> AskedAnswer:
         """The request of a part."""
         request = inference_pb2.GenerateRequest()
         request.CopyFrom(self.asked.request)

@@ -81,7 +81,9 @@ class TranscriptionEndpoint:
         found = read_transcription(fields)
         if found.with_times and found.answer.request.speech.task == NAME_LANGUAGE:
             field = INCREMENT if found.options.temperature_increment else "response_format"
-            raise InvalidArgument(field, f"does not go with task: {NAME_LANGUAGE}, which asks for one word; leave it out")
+            raise InvalidArgument(
+                field, f"does not go with task: {NAME_LANGUAGE}, which asks for one word; leave it out"
+            )
         reply.ignored = fields.ignored
         return found
 

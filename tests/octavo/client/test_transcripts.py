@@ -26,7 +26,7 @@ def _sound():
 GIVEN = Speech(SOUND := _sound())
 
 
-class Hearing:
+class HearingClient:
     """What is asked of it, and a language that it names or an error that it raises in its place."""
 
     def __init__(self, language):
@@ -55,7 +55,7 @@ async def transcribe(client, speech=GIVEN, **options):
 
 @pytest.mark.parametrize("said", ["<|de|>", InvalidArgument("speech.task", "this model writes English speech")])
 async def test_a_language_is_named_unless_the_model_has_one_alone(said):
-    client = Hearing(said)
+    client = HearingClient(said)
     found = await transcribe(client)
     assert (found.text, found.language) == ("a", "" if isinstance(said, Exception) else "de")
     assert [(each.task, each.language) for each in client.asked] == [("language", ""), ("", found.language)]
@@ -63,7 +63,7 @@ async def test_a_language_is_named_unless_the_model_has_one_alone(said):
 
 @pytest.mark.parametrize("error", [InvalidArgument("speech.sound", "is no sound"), NoWorkers("none")])
 async def test_what_else_is_wrong_with_the_question_is_said(error):
-    client = Hearing(error)
+    client = HearingClient(error)
     with pytest.raises(type(error), match=re.escape(error.message)):
         await transcribe(client)
     assert len(client.asked) == 1
@@ -83,7 +83,7 @@ async def test_what_else_is_wrong_with_the_question_is_said(error):
     ],
 )
 async def test_what_is_wrong_is_said_before_anything_is_asked(speech, options, what):
-    client = Hearing("<|de|>")
+    client = HearingClient("<|de|>")
     with pytest.raises(InvalidArgument, match=what):
         await transcribe(client, speech, **options)
     assert not client.asked

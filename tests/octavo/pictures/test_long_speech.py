@@ -8,7 +8,15 @@ import torch
 from spoken_types import wav
 from transformers import WhisperForConditionalGeneration
 
-from octavo.pictures.long_speech import LEAST_STEP, ROOM_FOR_PART, LongSpeech, Part, Piece, repetition, rising
+from octavo.pictures.long_speech import (
+    LEAST_STEP,
+    ROOM_FOR_PART,
+    LongSpeech,
+    SpeechPart,
+    SpeechPiece,
+    repetition,
+    rising,
+)
 from octavo.pictures.wav_file import WavFile
 from octavo.request.errors import Cancelled, DeadlineExceeded, InvalidArgument
 from octavo.request.sampling import FinishReason
@@ -71,7 +79,7 @@ def heard(speech: LongSpeech, outputs: list[list[int]], finish: FinishReason = F
         while tokens:
             count = rng.randrange(1, 5)
             piece, tokens = tokens[:count], tokens[count:]
-            yield Piece(piece, FinishReason.NONE if tokens else finish)
+            yield SpeechPiece(piece, FinishReason.NONE if tokens else finish)
 
     async def all_texts():
         return [(each.start, each.end, each.tokens) async for each in speech.texts(ask, None)]
@@ -108,10 +116,10 @@ def test_what_ends_a_part_too_early_ends_all(finish, error):
 
 def test_each_part_has_an_id_of_its_own():
     asked = [(0, 0), (2840, 0), (3000, 0), (0, 1), (3000, 5)]
-    found = [Part(at, b"", (), 0.0, attempt).id_of("talk") for at, attempt in asked]
+    found = [SpeechPart(at, b"", (), 0.0, attempt).id_of("talk") for at, attempt in asked]
     assert found == ["talk", "talk-28.4s", "talk-30s", "talk-0s-1", "talk-30s-5"]
     for at in random.Random(5).sample(range(1, 10**9), 1000):
-        said = Part(at, b"", (), 0.0, len(rising(0.0, LEAST_STEP)) - 1).id_of("")
+        said = SpeechPart(at, b"", (), 0.0, len(rising(0.0, LEAST_STEP)) - 1).id_of("")
         assert round(100 * float(said[1 : said.index("s")])) == at and len(said) <= ROOM_FOR_PART
 
 
@@ -157,7 +165,7 @@ def test_a_part_that_is_not_believed_is_asked_for_again(outputs, scores, known, 
         tokens, score = outputs[len(asked) - 1], scores[len(asked) - 1]
         for at in range(0, len(tokens), 2):
             some = tokens[at : at + 2]
-            yield Piece(some, FinishReason.LENGTH, [] if score is None else [score] * len(some))
+            yield SpeechPiece(some, FinishReason.LENGTH, [] if score is None else [score] * len(some))
 
     async def was_asked(part):
         return part.id_of("a") in known
@@ -179,7 +187,7 @@ def test_a_part_goes_on_from_what_was_written_at_low_temperatures(conditions, te
 
     async def ask(part):
         before.append(part.before)
-        yield Piece(outputs.pop(0) if outputs else [FIRST, 4], FinishReason.LENGTH)
+        yield SpeechPiece(outputs.pop(0) if outputs else [FIRST, 4], FinishReason.LENGTH)
 
     async def all_texts():
         return [each async for each in speech.texts(ask, None)]

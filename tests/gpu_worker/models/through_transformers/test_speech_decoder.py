@@ -35,7 +35,7 @@ from gpu_worker.models.through_transformers.log_mel import log_mel
 from gpu_worker.models.through_transformers.speech_decoder import TimeRules
 from gpu_worker.ops import native
 from gpu_worker.running.model_runner import ModelRunner
-from octavo.pictures.long_speech import LEAST_LOGPROB, LongSpeech, Piece
+from octavo.pictures.long_speech import LEAST_LOGPROB, LongSpeech, SpeechPiece
 from octavo.pictures.picture import Picture, digest_pixels, pack_pictures
 from octavo.pictures.sound_file import read_sound
 from octavo.pictures.wav_file import WavFile
@@ -169,7 +169,7 @@ def test_long_sounds_get_the_texts_of_generate(given, conditions, timed, load, m
         engine.finish(10_000)
         scores = [score.logprob for score in engine.scores[f"p{part.at}.0"]]
         likely.append(sum(scores) / len(scores))
-        yield Piece(engine.tokens[f"p{part.at}.0"], FinishReason.LENGTH, scores)
+        yield SpeechPiece(engine.tokens[f"p{part.at}.0"], FinishReason.LENGTH, scores)
 
     async def found():
         return [(each.start, each.end, each.tokens) async for each in speech.texts(ask, None)]
