@@ -6,15 +6,12 @@
 
 #include <cstdint>
 #include <cstring>
-#include <limits>
 
 #include "octavo/draw.h"
 #include "sample.h"
 
 namespace octavo {
 namespace {
-
-constexpr float kNever = -std::numeric_limits<float>::infinity();
 
 struct Span {
     float logits[kSpan], powers[kSpan], weights[kSpan];

@@ -181,22 +181,28 @@ def paged_attention(g):
     return {"out": empty(g.n, 4, 16), "queries": randn(g.n, 4, 16), "kv": kv(), **g.batch(), **options}
 
 
-@of("sample", "ids", "logprobs", "top_ids", "top_logprobs")
-def sample(g):
+def sampled(g):
+    """What says how some branches draw, of two rows of five tokens."""
     floats = {"temperature": [0.5, 0.0], "top_p": [0.5, 1.0], "min_p": [0.0, 1.0], "repetition": [1.0, 2.0]}
     longs = {"seen_ids": (3, 1), "bias_ids": (0, 3), "allowed_ids": (-1, 2), "rows": (1, 0)}
-    given = {"ids": torch.full((g.n,), -7), "logits": randn(2, 5), "filters": torch.full((g.n, len(COLUMNS)), 0.5)}
+    given = {"filters": torch.full((g.n, len(COLUMNS)), 0.5)}
     given |= {name: torch.tensor(values[: g.n]) for name, values in floats.items()}
     given |= {name: g.longs(*values) for name, values in longs.items()}
     given |= {name: g.longs(5, 7) for name in ("seed", "branch", "index")}
     given |= {name: randn(g.n) for name in ("seen_costs", "biases")}
     given |= {name: g.ends(torch.int64) for name in ("seen_ends", "bias_ends", "allowed_ends")}
     given |= {"mask_of": g.ints(0, -1), "masks": torch.tensor([[0b10111]], dtype=torch.int32)}
-    return given | {"top_k": g.ints(0, 3), **g.scores()}
+    return given | {"top_k": g.ints(0, 3)}
+
+
+@of("sample", "ids", "logprobs", "top_ids", "top_logprobs")
+def sample(g):
+    given = {"ids": torch.full((g.n,), -7), "logits": randn(2, 5), **sampled(g), **g.scores()}
+    return given | {"drawn": g.longs(-1, 2), "totals": g.longs(0, 1 << 41)}
 
 
 of("score", "logprobs", "top_ids", "top_logprobs")(
-    lambda g: {"logits": randn(g.n, 5), "targets": g.longs(4, 0), **g.scores()}
+    lambda g: {"logits": randn(g.n, 5), "targets": g.longs(4, 0), **g.scores(), "totals": g.longs(1 << 41, 0)}
 )
 of("copy_blocks", "target")(
     lambda g: {"source": arena(), "target": arena(), "pairs": torch.tensor([[0, 1], [2, 3]])[: g.n]}
@@ -339,16 +345,15 @@ def hosts_mirror(g):
     return Call(pair.hosts.mirror, {"arena": zeros(2, 3, 8), "ids": g.longs(2, 0)}, held=pair)
 
 
-@of("WantedLogits")
+@of("WantedLogits", "drawn", "totals")
 def wanted_logits(g):
-    ends, masks = torch.arange(g.n + 1) * 2, torch.tensor([[5, 1], [-1, 3]], dtype=torch.int32)
-    return {
-        "counts": g.ints(3, 0),
-        "ends": ends,
-        "ids": torch.tensor([4, 9, 0, 7])[: 2 * g.n],
-        "mask_of": g.ints(1, -1),
-        "masks": masks,
-    }
+    given = {"num_rows": 2, "vocabulary": 5, "drawn": g.longs(7, 7), "totals": g.longs(7, 7), **sampled(g)}
+    return given | {"counts": g.ints(2, -1)}
+
+
+@of("WantedLogits.of_scores", "totals")
+def wanted_scores(g):
+    return {"vocabulary": 5, "totals": g.longs(7, 7), "targets": g.longs(4, 0), "counts": g.ints(2, 0)}
 
 
 @of("GroupHosts.tell")

@@ -11,32 +11,31 @@ import pytest
 import torch
 from effort import draws
 from joined_hosts import at_once, joined_hosts
+from native_extension import extension
 from torch import Tensor
 
-from gpu_worker.ops import native
 from gpu_worker.sampling.native_sampler import NativeSampler
 from gpu_worker.steps.mask import Mask
 from gpu_worker.steps.seats import Seat
 from octavo.request.sampling import SamplingParams
 
+__all__ = ["extension"]
+
 ROWS = 6
-PLAIN = {"temperature": [0.0, 0.0, 0.7, 3.0], "top_k": [0, 1, 5, 30, 100], "top_p": [1.0, 0.9], "min_p": [0.0, 0.05]}
+PLAIN = {
+    "temperature": [0.0, 0.3, 0.7, 3.0],
+    "top_k": [0, 0, 0, 1, 5, 30, 100],
+    "top_p": [1.0, 0.95, 0.5, 0.01],
+    "min_p": [0.0, 0.0, 0.05, 1.0],
+}
 OTHERS: dict[str, list[Any]] = {
     "typical_p": [0.8],
     "xtc_probability": [1.0],
     "repetition_penalty": [1.3, 0.5],
     "presence_penalty": [1.5, -1.0],
     "min_tokens": [5],
-    "logprobs": [3],
+    "logprobs": [0, 3],
 }
-
-
-@pytest.fixture
-def extension() -> ModuleType:
-    module = native.load()
-    if module is None:
-        pytest.skip("the extension was not built")
-    return module
 
 
 def random_params(dice: random.Random, vocabulary: int) -> SamplingParams:
@@ -105,7 +104,8 @@ def gathered(extension: ModuleType, logits: Tensor, spans: Sequence[tuple[int, i
         front.order.order_logits(ROWS)
 
         def tells() -> bool:
-            return front.hosts.tell(front.order, torch.zeros(64, 4), wanted) and front.hosts.collect(mine[0], spans)
+            given = () if wanted is None else (wanted,)
+            return front.hosts.tell(front.order, torch.zeros(64, 4), *given) and front.hosts.collect(mine[0], spans)
 
         def hears(number: int) -> bool:
             here = others[number - 1]
@@ -118,18 +118,22 @@ def gathered(extension: ModuleType, logits: Tensor, spans: Sequence[tuple[int, i
 
 @pytest.mark.scaled
 def test_the_front_samples_as_if_it_had_all_logits(extension: ModuleType) -> None:
+    """With the scores of what it samples, and of what it knows."""
     sent = narrow = 0
-    for seed in range(draws(60, 1500)):
+    for seed in range(draws(60, 3000)):
         dice = random.Random(seed)
         vocabulary, hosts = dice.choice([80, 300, 700]), dice.choice([2, 2, 3])
         logits, spans = random_logits(dice, vocabulary), random_spans(dice, hosts, vocabulary)
         rows, branches = random_branches(dice, vocabulary)
+        targets, count = [dice.randrange(vocabulary) for _ in range(ROWS)], dice.choice([0, 3])
         sampler = NativeSampler(extension, vocabulary, (2,))
         expected = repr(sampler.sample(logits, rows, branches))
         front = gathered(extension, logits, spans, sampler.wanted(ROWS, rows, branches))
         assert repr(sampler.sample(front, rows, branches)) == expected, seed
+        known = gathered(extension, logits, spans, sampler.wanted_scores(targets, count))
+        assert repr(sampler.score(known, targets, count)) == repr(sampler.score(logits, targets, count)), seed
         end = spans[0][1]
         assert torch.equal(front[:, :end].nan_to_num(7.5), logits[:, :end].nan_to_num(7.5)), seed
         sent += int((front[:, end:] != -torch.inf).sum())
         narrow += int((logits[:, end:] != -torch.inf).sum())
-    assert sent < narrow * 0.8  # some rows need all
+    assert sent < narrow * 0.5  # some rows need all

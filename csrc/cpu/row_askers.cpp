@@ -1,0 +1,280 @@
+#include "row_askers.h"
+
+#include <algorithm>
+#include <functional>
+#include <iterator>
+#include <numeric>
+#include <utility>
+
+#include "adjust.h"
+#include "octavo/pool.h"
+
+namespace octavo {
+
+TensorRef SampledBranches::kept(const TensorRef& given) {
+    TensorRef own = given;
+    if (!given.given()) {
+        return own;
+    }
+    const std::int64_t rows = given.ndim == 2 ? given.shape[0] : 1, row = given.shape[given.ndim - 1];
+    const std::int64_t bytes = row * size_of(given.dtype);
+    std::vector<char>& memory = memory_.emplace_back(static_cast<std::size_t>(rows * bytes + 1));
+    for (std::int64_t i = 0; i < rows; ++i) {
+        std::copy_n(given.as<char>() + i * given.stride[0] * size_of(given.dtype), bytes, memory.data() + i * bytes);
+    }
+    own.data = memory.data();
+    own.stride[0] = given.ndim == 2 ? row : 1;
+    return own;
+}
+
+Draws SampledBranches::kept(const Draws& given) {
+    return {kept(given.rows),    kept(given.temperature), kept(given.top_k),  kept(given.top_p), kept(given.min_p),
+            kept(given.filters), kept(given.seed),        kept(given.branch), kept(given.index), {},
+            {},                  {}};
+}
+
+Adjustments SampledBranches::kept(const Adjustments& given) {
+    return {kept(given.repetition), kept(given.seen_ends), kept(given.seen_ids),
+            kept(given.seen_costs), kept(given.bias_ends), kept(given.bias_ids),
+            kept(given.biases),     kept(given.allowed_ends), kept(given.allowed_ids)};
+}
+
+RowAskers::RowAskers(const SampledBranches& branches, const std::vector<Asked>& asked, const Columns& logits,
+                     std::vector<const Mask*> masks)
+    : branches_(branches), logits_(logits), masks_(std::move(masks)), askers_(asked.size()) {
+    for (const Span& span : *logits.spans) {
+        all_.count = std::max(all_.count, span.first + span.count);
+    }
+    for (std::size_t i = 0; i < asked.size(); ++i) {
+        askers_[i].asked = asked[i];
+    }
+    each([&](Asker& asker, Drawer& drawer) { begin(asker, drawer); });
+}
+
+template <typename Body>
+void RowAskers::each(const Body& body) {
+    Pool::instance().run([&](PoolThread& thread) {
+        Drawer& drawer = Drawer::of_thread(all_.count);
+        thread.each(static_cast<std::int64_t>(askers_.size()),
+                    [&](std::int64_t i) { body(askers_[static_cast<std::size_t>(i)], drawer); });
+    });
+}
+
+// What is here of the asker's row, and the highest logit of all of it; nothing where no token can be sampled.
+const float* RowAskers::row_of(const Asker& asker, Drawer& drawer, float& highest) const {
+    const auto& [branch, row, total] = asker.asked;
+    const float* x = static_cast<const float*>(logits_.data) + row * logits_.stride;
+    const Mask& mask = *masks_[static_cast<std::size_t>(row)];
+    const bool adjusted = adjusts(branches_.adjustments, branch), masked = !total && !mask.empty();
+    std::int64_t best = drawer.look(x);
+    if (best >= 0 && (adjusted || masked)) {
+        float* own = drawer.copy(x);
+        x = own;
+        if (adjusted) {
+            adjust(own, all_.count, branches_.adjustments, branch);
+            best = drawer.look(own);
+        }
+        if (best >= 0 && masked) {
+            leave_masked(own, all_, mask);
+            best = drawer.look(own);
+        }
+    }
+    highest = best >= 0 ? x[best] : 0;
+    return best >= 0 ? x : nullptr;
+}
+
+void RowAskers::begin(Asker& asker, Drawer& drawer) const {
+    Question::Fixed& about = asker.question.fixed;
+    asker.asks = row_of(asker, drawer, about.highest) != nullptr;
+    const auto& [branch, row, total] = asker.asked;
+    const Draws& draws = branches_.draws;
+    about.row = static_cast<std::int32_t>(row);
+    about.masked = !total && !masks_[static_cast<std::size_t>(row)]->empty() ? 1 : 0;
+    about.factor = draw::factor_of(total ? 1.0F : at<float>(draws.temperature, branch));
+    about.kept = kAllKept;
+    if (!total) {
+        about.kept.least = draw::least_of(at<float>(draws.min_p, branch));
+        if (at<float>(draws.top_p, branch) < 1) {
+            about.kind = Question::kMasses;
+            about.buckets = kNearBuckets;
+        }
+    }
+}
+
+std::vector<char> RowAskers::questions() const {
+    std::vector<char> bytes;
+    for (const Asker& asker : askers_) {
+        if (asker.asks) {
+            append(bytes, asker.question);
+        }
+    }
+    return bytes;
+}
+
+void RowAskers::answer_here() {
+    each([&](Asker& asker, Drawer& drawer) {
+        asker.answers.assign(logits_.spans->size(), {});
+        float highest = 0;
+        if (asker.asks && asker.question.fixed.kind != Question::kToken) {
+            const float* x = row_of(asker, drawer, highest);
+            answer_of(asker.question, x, all_, {}, asker.answers[0]);
+        }
+    });
+}
+
+bool RowAskers::take(int host, const std::vector<char>& answers) {
+    const char* from = answers.data();
+    auto left = static_cast<std::int64_t>(answers.size());
+    const Span& span = (*logits_.spans)[static_cast<std::size_t>(host)];
+    for (Asker& asker : askers_) {
+        if (!asker.asks) {
+            continue;
+        }
+        const Question::Fixed& about = asker.question.fixed;
+        Answer& answer = asker.answers[static_cast<std::size_t>(host)];
+        const std::size_t masses = about.kind == Question::kMass    ? 1
+                                   : about.kind == Question::kMasses ? static_cast<std::size_t>(about.buckets) + 1
+                                                                     : 0;
+        const bool one = about.kind == Question::kToken && about.host == host;
+        const auto fits = [&](const Entry& each) { return has(span, each.id) && each.logit <= about.highest; };
+        if (!octavo::take(from, left, answer) || answer.masses.size() != masses ||
+            (about.kind != Question::kBucket && answer.tokens.size() != (one ? 1U : 0U)) ||
+            !std::all_of(answer.tokens.begin(), answer.tokens.end(), fits)) {
+            return false;
+        }
+    }
+    return left == 0;
+}
+
+void RowAskers::go_on() {
+    each([&](Asker& asker, Drawer& drawer) {
+        if (asker.asks) {
+            go_on(asker, drawer);
+        }
+    });
+}
+
+void RowAskers::go_on(Asker& asker, Drawer& drawer) const {
+    Question::Fixed& about = asker.question.fixed;
+    switch (about.kind) {
+        case Question::kMass:
+            asker.masses.clear();
+            for (const Answer& each : asker.answers) {
+                asker.masses.push_back(each.masses[0]);
+            }
+            break;
+        case Question::kMasses:
+            take_buckets(asker);
+            return;
+        case Question::kBucket:
+            take_candidates(asker);
+            break;
+        default:
+            asker.found = asker.answers[static_cast<std::size_t>(about.host)].tokens[0];
+            asker.asks = false;
+            return;
+    }
+    if (asker.asked.total) {
+        asker.asks = false;
+    } else if (!asker.masses.empty()) {
+        draw(asker, drawer);
+    }
+}
+
+// In which bucket of all hosts' tokens the share of top-p ends.
+void RowAskers::take_buckets(Asker& asker) const {
+    Question::Fixed& about = asker.question.fixed;
+    std::vector<std::uint64_t> sums(asker.answers[0].masses.size());
+    for (const Answer& each : asker.answers) {
+        std::transform(sums.begin(), sums.end(), each.masses.begin(), sums.begin(), std::plus<>());
+    }
+    const float top_p = at<float>(branches_.draws.top_p, asker.asked.branch);
+    const std::uint64_t* masses = sums.data() + 1;  // sums[0]: of all
+    asker.cut = cut_of(draw::share_of(top_p, sums[0]), masses, masses, about.buckets);
+    if (asker.cut.bucket < about.buckets) {
+        about.kind = Question::kBucket;
+        about.buckets = asker.cut.bucket;
+        asker.buckets = std::move(asker.answers);
+    } else if (about.buckets < kBuckets) {
+        about.buckets = kBuckets;
+    } else {
+        about.kind = Question::kMass;
+    }
+}
+
+// Where in that bucket.
+void RowAskers::take_candidates(Asker& asker) const {
+    Question::Fixed& about = asker.question.fixed;
+    const auto candidate = [&](const Entry& each) {
+        return Candidate{each.logit, each.id, draw::weight_of(each.logit, about.highest, about.factor)};
+    };
+    std::vector<Candidate> candidates;
+    for (const Answer& each : asker.answers) {
+        std::transform(each.tokens.begin(), each.tokens.end(), std::back_inserter(candidates), candidate);
+    }
+    end_at(about.kept, asker.cut, candidates, 0, [](std::uint64_t weight) { return weight; });
+    about.kind = Question::kMass;
+    for (std::size_t host = 0; host < asker.answers.size() && about.kept.least <= 0; ++host) {  // it need not be asked
+        const auto first = asker.buckets[host].masses.begin() + 1;
+        std::uint64_t mass = std::accumulate(first, first + asker.cut.bucket, std::uint64_t{0});
+        for (const Entry& each : asker.answers[host].tokens) {
+            mass += is_kept(candidate(each), about.kept) ? candidate(each).weight : 0;
+        }
+        asker.masses.push_back(mass);
+    }
+}
+
+// Who is at the place that a random number gives, if it is one of the front's own tokens; or whom to ask. By id, tokens
+// that the front was sent stand between those that it was not, so they are counted where they stand, and told.
+void RowAskers::draw(Asker& asker, Drawer& drawer) const {
+    Question::Fixed& about = asker.question.fixed;
+    float highest = 0;
+    const float* x = row_of(asker, drawer, highest);
+    const auto here = [&](const Span& span) {
+        drawer.part(x + span.first, span.count, about.highest, about.factor);
+        return drawer.mass(kept_from(about.kept, span.first));
+    };
+    const std::vector<Span>& spans = *logits_.spans;
+    asker.masses[0] = 0;
+    for (std::size_t host = 0; host < spans.size(); ++host) {
+        asker.masses[host] += here(spans[host]);
+    }
+    const std::uint64_t all = std::accumulate(asker.masses.begin(), asker.masses.end(), std::uint64_t{0});
+    about.place = draw::place_of(chance_of(branches_.draws, asker.asked.branch).bits(0), all);
+    std::size_t host = 0;
+    while (host + 1 < spans.size() && about.place >= asker.masses[host]) {
+        about.place -= asker.masses[host++];
+    }
+    const Span& span = spans[host];
+    if (host == 0) {
+        here(span);
+        asker.found.id =
+            static_cast<std::int32_t>(span.first + drawer.token_at(kept_from(about.kept, span.first), about.place));
+        asker.asks = false;
+        return;
+    }
+    about.kind = Question::kToken;
+    about.host = static_cast<std::int32_t>(host);
+    for (std::int64_t id = span.first; id < span.first + span.count; ++id) {
+        if (x[id] > kNever) {
+            asker.question.known.push_back({x[id], static_cast<std::int32_t>(id)});
+        }
+    }
+    about.known = static_cast<std::int32_t>(asker.question.known.size());
+}
+
+void RowAskers::finish() const {
+    for (const Asker& asker : askers_) {
+        const auto& [branch, row, total] = asker.asked;
+        if (total && !asker.masses.empty()) {
+            branches_.totals.as<std::int64_t>()[branch] = static_cast<std::int64_t>(
+                std::accumulate(asker.masses.begin(), asker.masses.end(), std::uint64_t{0}));
+        } else if (asker.found.id != kNobody) {
+            branches_.drawn.as<std::int64_t>()[branch] = asker.found.id;
+            float& logit = static_cast<float*>(logits_.data)[row * logits_.stride + asker.found.id];
+            logit = logit > kNever ? logit : asker.found.logit;
+        }
+    }
+}
+
+}  // namespace octavo
