@@ -33,9 +33,11 @@ void bind_ops(py::module_& module) {
            const TensorRef& masks, const TensorRef& repetition, const TensorRef& seen_ends, const TensorRef& seen_ids,
            const TensorRef& seen_costs, const TensorRef& bias_ends, const TensorRef& bias_ids, const TensorRef& biases,
            const TensorRef& allowed_ends, const TensorRef& allowed_ids, const TensorRef& drawn, const TensorRef& counts,
-           const TensorRef& logprobs, const TensorRef& top_ids, const TensorRef& top_logprobs, const TensorRef& totals) {
+           const TensorRef& logprobs, const TensorRef& top_ids, const TensorRef& top_logprobs,
+           const TensorRef& totals) {
             (sample)(
-                ids, logits, {rows, temperature, top_k, top_p, min_p, filters, seed, branch, index, mask_of, masks, drawn},
+                ids, logits,
+                {rows, temperature, top_k, top_p, min_p, filters, seed, branch, index, mask_of, masks, drawn},
                 {repetition, seen_ends, seen_ids, seen_costs, bias_ends, bias_ids, biases, allowed_ends, allowed_ids},
                 {counts, logprobs, top_ids, top_logprobs, totals});
         },
@@ -47,9 +49,8 @@ void bind_ops(py::module_& module) {
     module.def(
         "score",
         [](const TensorRef& logits, const TensorRef& targets, const TensorRef& counts, const TensorRef& logprobs,
-           const TensorRef& top_ids, const TensorRef& top_logprobs, const TensorRef& totals) {
-            (score)(logits, targets, {counts, logprobs, top_ids, top_logprobs, totals});
-        },
+           const TensorRef& top_ids, const TensorRef& top_logprobs,
+           const TensorRef& totals) { (score)(logits, targets, {counts, logprobs, top_ids, top_logprobs, totals}); },
         "logits"_a, "targets"_a, "counts"_a, "logprobs"_a, "top_ids"_a, "top_logprobs"_a, "totals"_a = none, free);
     module.def("copy_blocks", &copy_blocks, "source"_a, "target"_a, "pairs"_a, free);
     module.def("gather_blocks", &gather_blocks, "staging"_a, "arena"_a, "ids"_a, "begin"_a = 0, free);

@@ -51,8 +51,8 @@ Cut cut_of(std::uint64_t target, const Sum* amounts, const std::uint64_t* masses
     return cut;
 }
 
-// Ends `kept`, of `mass`, where the candidates, which are those of the cut's bucket, come to what is missing by `amount`
-// of a weight. Their order changes. Returns the mass that stays.
+// Ends `kept`, of `mass`, where the candidates, which are those of the cut's bucket, come to what is missing by
+// `amount` of a weight. Their order changes. Returns the mass that stays.
 template <typename Amount>
 std::uint64_t end_at(Kept& kept, const Cut& cut, std::vector<Candidate>& candidates, std::uint64_t mass,
                      Amount amount) {

@@ -42,7 +42,8 @@ inline filters::Chance chance_of(const Draws& draws, std::int64_t branch) {
 
 // The parameters of further filters, or nothing.
 inline const float* further_of(const Draws& draws, std::int64_t branch) {
-    const float* columns = draws.filters.given() ? draws.filters.as<float>() + branch * draws.filters.stride[0] : nullptr;
+    const float* columns =
+        draws.filters.given() ? draws.filters.as<float>() + branch * draws.filters.stride[0] : nullptr;
     return columns != nullptr && filters::any(columns) ? columns : nullptr;
 }
 

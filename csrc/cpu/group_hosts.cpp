@@ -296,9 +296,11 @@ bool GroupHosts::collect(const Columns& logits) {
         parcels.push_back({other, wanted_.bytes_of(logits, other)});
     }
     return links_.receive(Frame::kColumns, parcels) &&
-           std::all_of(parcels.begin(), parcels.end(), [&](const Parcel& parcel) {
-               return wanted_.unpack(logits, parcel.host, links_.received(parcel.host)) || links_.refuse(parcel.host);
-           }) &&
+           std::all_of(parcels.begin(), parcels.end(),
+                       [&](const Parcel& parcel) {
+                           return wanted_.unpack(logits, parcel.host, links_.received(parcel.host)) ||
+                                  links_.refuse(parcel.host);
+                       }) &&
            ask(logits);
 }
 

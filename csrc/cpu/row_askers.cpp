@@ -28,14 +28,23 @@ TensorRef SampledBranches::kept(const TensorRef& given) {
 }
 
 Draws SampledBranches::kept(const Draws& given) {
-    return {kept(given.rows),    kept(given.temperature), kept(given.top_k),  kept(given.top_p), kept(given.min_p),
-            kept(given.filters), kept(given.seed),        kept(given.branch), kept(given.index), {},
-            {},                  {}};
+    return {kept(given.rows),
+            kept(given.temperature),
+            kept(given.top_k),
+            kept(given.top_p),
+            kept(given.min_p),
+            kept(given.filters),
+            kept(given.seed),
+            kept(given.branch),
+            kept(given.index),
+            {},
+            {},
+            {}};
 }
 
 Adjustments SampledBranches::kept(const Adjustments& given) {
-    return {kept(given.repetition), kept(given.seen_ends), kept(given.seen_ids),
-            kept(given.seen_costs), kept(given.bias_ends), kept(given.bias_ids),
+    return {kept(given.repetition), kept(given.seen_ends),    kept(given.seen_ids),
+            kept(given.seen_costs), kept(given.bias_ends),    kept(given.bias_ids),
             kept(given.biases),     kept(given.allowed_ends), kept(given.allowed_ids)};
 }
 
@@ -132,7 +141,7 @@ bool RowAskers::take(int host, const std::vector<char>& answers) {
         }
         const Question::Fixed& about = asker.question.fixed;
         Answer& answer = asker.answers[static_cast<std::size_t>(host)];
-        const std::size_t masses = about.kind == Question::kMass    ? 1
+        const std::size_t masses = about.kind == Question::kMass     ? 1
                                    : about.kind == Question::kMasses ? static_cast<std::size_t>(about.buckets) + 1
                                                                      : 0;
         const bool one = about.kind == Question::kToken && about.host == host;
@@ -267,8 +276,8 @@ void RowAskers::finish() const {
     for (const Asker& asker : askers_) {
         const auto& [branch, row, total] = asker.asked;
         if (total && !asker.masses.empty()) {
-            branches_.totals.as<std::int64_t>()[branch] = static_cast<std::int64_t>(
-                std::accumulate(asker.masses.begin(), asker.masses.end(), std::uint64_t{0}));
+            branches_.totals.as<std::int64_t>()[branch] =
+                static_cast<std::int64_t>(std::accumulate(asker.masses.begin(), asker.masses.end(), std::uint64_t{0}));
         } else if (asker.found.id != kNobody) {
             branches_.drawn.as<std::int64_t>()[branch] = asker.found.id;
             float& logit = static_cast<float*>(logits_.data)[row * logits_.stride + asker.found.id];

@@ -28,8 +28,8 @@ struct Question {
     enum Kind : std::int32_t { kMass, kMasses, kBucket, kToken };
 
     struct Fixed {
-        std::uint64_t place = 0;           // kToken: of the mass of its kept ones
-        Kept kept{kNever, 0, 0};           // kMass, kToken
+        std::uint64_t place = 0;  // kToken: of the mass of its kept ones
+        Kept kept{kNever, 0, 0};  // kMass, kToken
         std::int32_t kind = kMass;
         std::int32_t row = 0;
         std::int32_t masked = 0;           // whether it is about what the row's mask leaves

@@ -102,11 +102,11 @@ void expect_branches(std::int64_t branches, std::int64_t rows, std::int64_t voca
 
 // A result of a branch each, apart from all that is read.
 void expect_apart_from(const TensorRef& out, const char* name, const Draws& d, const Adjustments& by) {
-    expect_apart(out, name, {&d.rows,        &d.temperature,  &d.top_k,        &d.top_p,       &d.min_p,
-                             &d.filters,     &d.mask_of,      &d.masks,        &d.drawn,       &d.seed,
-                             &d.branch,      &d.index,        &by.repetition,  &by.seen_ends,  &by.seen_ids,
-                             &by.seen_costs, &by.bias_ends,   &by.bias_ids,    &by.biases,     &by.allowed_ends,
-                             &by.allowed_ids});
+    expect_apart(
+        out, name,
+        {&d.rows,      &d.temperature, &d.top_k,      &d.top_p,     &d.min_p,   &d.filters,       &d.mask_of,
+         &d.masks,     &d.drawn,       &d.seed,       &d.branch,    &d.index,   &by.repetition,   &by.seen_ends,
+         &by.seen_ids, &by.seen_costs, &by.bias_ends, &by.bias_ids, &by.biases, &by.allowed_ends, &by.allowed_ids});
 }
 
 void expect_logits(const TensorRef& logits) {
@@ -125,7 +125,8 @@ void sample(const TensorRef& ids, const TensorRef& logits, const Draws& draws, c
     expect_apart_from(ids, "ids", draws, adjustments);
     if (scores.counts.given()) {
         expect_scores(scores, ids.shape[0]);
-        expect_apart(ids, "ids", {&scores.counts, &scores.totals, &scores.logprobs, &scores.top_ids, &scores.top_logprobs});
+        expect_apart(ids, "ids",
+                     {&scores.counts, &scores.totals, &scores.logprobs, &scores.top_ids, &scores.top_logprobs});
         expect_outputs_apart(scores, {&logits});
         expect_apart_from(scores.logprobs, "logprobs", draws, adjustments);
         expect_apart_from(scores.top_ids, "top_ids", draws, adjustments);
@@ -143,7 +144,7 @@ void score(const TensorRef& logits, const TensorRef& targets, const Scores& scor
 }
 
 void wanted(std::int64_t rows, std::int64_t vocabulary, const Draws& draws, const Adjustments& adjustments,
-            const TensorRef& counts, const TensorRef& drawn, const TensorRef& totals) {
+            const TensorRef& counts, const TensorRef& targets, const TensorRef& drawn, const TensorRef& totals) {
     require(rows >= 0 && rows <= std::int64_t{1} << 30, "num_rows", "are not those of a step");
     expect_columns(vocabulary);
     expect(draws.rows, "rows", {kAny}, DType::kI64);
@@ -152,22 +153,16 @@ void wanted(std::int64_t rows, std::int64_t vocabulary, const Draws& draws, cons
     if (counts.given()) {
         expect(counts, "counts", {branches}, DType::kI32);
     }
+    if (targets.given()) {
+        expect(targets, "targets", {branches}, DType::kI64);
+        expect_range<std::int64_t>(targets, "targets", 0, vocabulary - 1);
+    }
     expect(drawn, "drawn", {branches}, DType::kI64);
     expect(totals, "totals", {branches}, DType::kI64);
-    expect_apart(drawn, "drawn", {&totals, &counts});
-    expect_apart(totals, "totals", {&counts});
+    expect_apart(drawn, "drawn", {&totals, &counts, &targets});
+    expect_apart(totals, "totals", {&counts, &targets});
     expect_apart_from(drawn, "drawn", draws, adjustments);
     expect_apart_from(totals, "totals", draws, adjustments);
-}
-
-void wanted(std::int64_t vocabulary, const TensorRef& targets, const TensorRef& counts, const TensorRef& totals) {
-    expect_columns(vocabulary);
-    expect(targets, "targets", {kAny}, DType::kI64);
-    expect_range<std::int64_t>(targets, "targets", 0, vocabulary - 1);
-    expect(counts, "counts", {targets.shape[0]}, DType::kI32);
-    expect_range<std::int32_t>(counts, "counts", 0, 2147483647);
-    expect(totals, "totals", {targets.shape[0]}, DType::kI64);
-    expect_apart(totals, "totals", {&targets, &counts});
 }
 
 }  // namespace octavo::check

@@ -9,7 +9,8 @@
 namespace octavo {
 namespace {
 
-constexpr std::int64_t kLikeliest = 16, kNamed = 4;  // at most this part of the vocabulary: more would cost as much as all
+constexpr std::int64_t kLikeliest = 16,
+                       kNamed = 4;  // at most this part of the vocabulary: more would cost as much as all
 
 void add_listed(std::vector<std::int32_t>& named, const TensorRef& ids, const ListPart& part) {
     for (std::int64_t i = part.begin; i < part.end; ++i) {
@@ -22,9 +23,9 @@ void add_listed(std::vector<std::int32_t>& named, const TensorRef& ids, const Li
 }  // namespace
 
 WantedLogits::WantedLogits(std::int64_t rows, std::int64_t vocabulary, const Draws& draws,
-                           const Adjustments& adjustments, const TensorRef& counts, const TensorRef& drawn,
-                           const TensorRef& totals) {
-    check::wanted(rows, vocabulary, draws, adjustments, counts, drawn, totals);
+                           const Adjustments& adjustments, const TensorRef& counts, const TensorRef& targets,
+                           const TensorRef& drawn, const TensorRef& totals) {
+    check::wanted(rows, vocabulary, draws, adjustments, counts, targets, drawn, totals);
     const auto branches = std::make_shared<SampledBranches>();
     branches->draws = branches->kept(draws);
     branches->adjustments = branches->kept(adjustments);
@@ -38,7 +39,7 @@ WantedLogits::WantedLogits(std::int64_t rows, std::int64_t vocabulary, const Dra
     }
     for (const std::vector<std::int64_t>& here : members) {
         const std::size_t asked = branches->asked.size();
-        if (!want(rows_.emplace_back(), here, vocabulary, draws, counts, *branches)) {
+        if (!want(rows_.emplace_back(), here, vocabulary, draws, counts, targets, *branches)) {
             rows_.back() = {};
             branches->asked.resize(asked);
         }
@@ -46,25 +47,13 @@ WantedLogits::WantedLogits(std::int64_t rows, std::int64_t vocabulary, const Dra
     branches_ = branches;
 }
 
-WantedLogits::WantedLogits(std::int64_t vocabulary, const TensorRef& targets, const TensorRef& counts,
-                           const TensorRef& totals) {
-    check::wanted(vocabulary, targets, counts, totals);
-    const auto branches = std::make_shared<SampledBranches>();
-    branches->totals = totals;
-    for (std::int64_t i = 0; i < targets.shape[0]; ++i) {
-        totals.as<std::int64_t>()[i] = 0;
-        const auto top = static_cast<std::int32_t>(std::min<std::int64_t>(at<std::int32_t>(counts, i), vocabulary));
-        rows_.push_back(Row{1, top, 1, {static_cast<std::int32_t>(at<std::int64_t>(targets, i))}, {}});
-        branches->asked.push_back({i, i, true});
-    }
-    branches_ = branches;
-}
-
 // Of all branches of a row. False: all logits.
 bool WantedLogits::want(Row& row, const std::vector<std::int64_t>& here, std::int64_t vocabulary, const Draws& draws,
-                        const TensorRef& counts, SampledBranches& branches) {
+                        const TensorRef& counts, const TensorRef& targets, SampledBranches& branches) {
     const Adjustments& by = branches.adjustments;
-    const auto mask_of = [&](std::int64_t i) { return draws.mask_of.given() ? at<std::int32_t>(draws.mask_of, i) : -1; };
+    const auto mask_of = [&](std::int64_t i) {
+        return draws.mask_of.given() ? at<std::int32_t>(draws.mask_of, i) : -1;
+    };
     std::int64_t left = 0;
     if (!here.empty() && mask_of(here[0]) >= 0) {
         const auto* words = draws.masks.as<std::uint32_t>() + mask_of(here[0]) * draws.masks.stride[0];
@@ -92,6 +81,9 @@ bool WantedLogits::want(Row& row, const std::vector<std::int64_t>& here, std::in
         if (free && num >= 0) {
             branches.asked.push_back({i, at<std::int64_t>(draws.rows, i), true});
             row.top = std::max({row.top, std::min(num, static_cast<std::int32_t>(vocabulary)), 1});
+        }
+        if (targets.given()) {
+            row.named.push_back(static_cast<std::int32_t>(at<std::int64_t>(targets, i)));
         }
         add_listed(row.named, by.seen_ids, ListPart(by.seen_ends, i));
         add_listed(row.named, by.bias_ids, ListPart(by.bias_ends, i));

@@ -75,8 +75,7 @@ bool WantedLogits::take_bytes(const std::vector<char>& bytes) {
     };
     while (left > 0) {
         std::int32_t head[kHead];
-        if (!take(head, kHead) ||
-            std::any_of(head, head + kHead, [](auto number) { return number < 0; }) ||
+        if (!take(head, kHead) || std::any_of(head, head + kHead, [](auto number) { return number < 0; }) ||
             head[3] > left / 4 || head[4] > left / 4) {
             return false;
         }

@@ -44,10 +44,13 @@ class NativeSampler(Sampler):
 
     def wanted_scores(self, targets: Sequence[int], num_top: int) -> Any:
         """What `score`, which is called next with these, looks at: a WantedLogits."""
-        totals, counts = torch.empty(len(targets), dtype=torch.int64), torch.full((len(targets),), num_top)
+        numbers, off = torch.arange(len(targets)), torch.zeros(len(targets))
+        drawn, totals = torch.empty((2, len(targets)), dtype=torch.int64)
+        given = {"temperature": off, "top_k": off.int(), "top_p": off + 1, "min_p": off}  # nothing is drawn
+        given |= dict.fromkeys(("rows", "seed", "branch", "index"), numbers)
+        given |= {"targets": torch.tensor(targets, dtype=torch.int64), "counts": torch.full_like(numbers, num_top).int()}
         self._wanted = targets, {"totals": totals}
-        tokens = torch.tensor(targets, dtype=torch.int64)
-        return self._extension.WantedLogits.of_scores(self.vocab_size, totals, tokens, counts.int())
+        return self._extension.WantedLogits(len(targets), self.vocab_size, drawn, totals, **given)
 
     @torch.inference_mode()
     def sample(

@@ -348,12 +348,7 @@ def hosts_mirror(g):
 @of("WantedLogits", "drawn", "totals")
 def wanted_logits(g):
     given = {"num_rows": 2, "vocabulary": 5, "drawn": g.longs(7, 7), "totals": g.longs(7, 7), **sampled(g)}
-    return given | {"counts": g.ints(2, -1)}
-
-
-@of("WantedLogits.of_scores", "totals")
-def wanted_scores(g):
-    return {"vocabulary": 5, "totals": g.longs(7, 7), "targets": g.longs(4, 0), "counts": g.ints(2, 0)}
+    return given | {"counts": g.ints(2, -1), "targets": g.longs(4, 0)}
 
 
 @of("GroupHosts.tell")

@@ -63,8 +63,7 @@ void sample(const TensorRef& ids, const TensorRef& logits, const Draws& draws, c
 void score(const TensorRef& logits, const TensorRef& targets, const Scores& scores);
 // What WantedLogits are made of.
 void wanted(std::int64_t rows, std::int64_t vocabulary, const Draws& draws, const Adjustments& adjustments,
-            const TensorRef& counts, const TensorRef& drawn, const TensorRef& totals);
-void wanted(std::int64_t vocabulary, const TensorRef& targets, const TensorRef& counts, const TensorRef& totals);
+            const TensorRef& counts, const TensorRef& targets, const TensorRef& drawn, const TensorRef& totals);
 }  // namespace check
 
 namespace ref {

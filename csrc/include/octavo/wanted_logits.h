@@ -27,12 +27,11 @@ class RowAskers;
 class WantedLogits {
   public:
     WantedLogits() = default;  // all logits of any number of rows
-    // What `sample` looks at of so many rows. counts: those of its scores. drawn, totals: what `sample` is to be given
-    // besides; they are written when the logits are there.
+    // What `sample` looks at of so many rows, or `score`. counts: those of the scores. targets i64 [r]: tokens that are
+    // scored in place of what is sampled. drawn, totals: what either is to be given besides; they are written when the
+    // logits are there.
     WantedLogits(std::int64_t rows, std::int64_t vocabulary, const Draws& draws, const Adjustments& adjustments,
-                 const TensorRef& counts, const TensorRef& drawn, const TensorRef& totals);
-    // What `score` looks at.
-    WantedLogits(std::int64_t vocabulary, const TensorRef& targets, const TensorRef& counts, const TensorRef& totals);
+                 const TensorRef& counts, const TensorRef& targets, const TensorRef& drawn, const TensorRef& totals);
 
     // Some of the rows.
     WantedLogits rows(std::int64_t first, std::int64_t count) const;
@@ -64,7 +63,7 @@ class WantedLogits {
     };
 
     static bool want(Row& row, const std::vector<std::int64_t>& here, std::int64_t vocabulary, const Draws& draws,
-                     const TensorRef& counts, SampledBranches& branches);
+                     const TensorRef& counts, const TensorRef& targets, SampledBranches& branches);
     bool is_whole(std::int64_t row) const { return rows_.empty() || row_at(row).count == 0; }
     const Row& row_at(std::int64_t row) const { return rows_[static_cast<std::size_t>(row)]; }
     std::int64_t entries(std::int64_t row, const Span& span) const;
@@ -75,7 +74,7 @@ class WantedLogits {
     bool unpack_row(std::int64_t row, float* x, const Span& span, const char* from) const;
 
     std::vector<Row> rows_;
-    std::int64_t first_ = 0;  // of the branches' rows
+    std::int64_t first_ = 0;                           // of the branches' rows
     std::shared_ptr<const SampledBranches> branches_;  // in the front
 };
 
