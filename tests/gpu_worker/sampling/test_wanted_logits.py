@@ -95,13 +95,13 @@ def random_spans(dice: random.Random, hosts: int, vocabulary: int) -> list[tuple
 
 def gathered(extension: ModuleType, logits: Tensor, spans: Sequence[tuple[int, int]], wanted: Any) -> Tensor:
     """What the front has: its own logits, and what others send."""
-    count = len(spans)
+    count, num_rows = len(spans), len(logits)
     mine = [torch.full_like(logits, 99.0) for _ in spans]
     for (first, num), each in zip(spans, mine, strict=True):
         each[:, first : first + num] = logits[:, first : first + num]
     with joined_hosts(extension, [(0, 1)] * count, [(0, 1)] * count) as hosts:
         front, *others = hosts
-        front.order.order_logits(ROWS)
+        front.order.order_logits(num_rows)
 
         def tells() -> bool:
             given = () if wanted is None else (wanted,)
@@ -137,3 +137,17 @@ def test_the_front_samples_as_if_it_had_all_logits(extension: ModuleType) -> Non
         sent += int((front[:, end:] != -torch.inf).sum())
         narrow += int((logits[:, end:] != -torch.inf).sum())
     assert sent < narrow * 0.5  # some rows need all
+
+
+def test_the_share_of_top_p_may_end_far_below_the_likeliest(extension: ModuleType) -> None:
+    """Among a hundred thousand equal tokens, of which each weighs a hundred-thousandth of the likeliest."""
+    vocabulary = 100_000
+    logits, spans = torch.full((8, vocabulary), -11.6), [(0, 40_000), (40_000, 60_000)]
+    logits[:, 70_000], logits[:, 12] = 0.0, -0.5
+    params = [SamplingParams(temperature=1.0, top_p=top_p, seed=seed) for seed in range(4) for top_p in (0.8, 0.99)]
+    branches, sampler = [Seat(each, [1], 1) for each in params], NativeSampler(extension, vocabulary)
+    expected = sampler.sample(logits, range(8), branches)
+    front = gathered(extension, logits, spans, sampler.wanted(8, range(8), branches))
+    assert sampler.sample(front, range(8), branches) == expected
+    assert (front[:, 40_000:] > -torch.inf).sum() <= 2 * 8
+    assert len(set(expected[0])) > 3
