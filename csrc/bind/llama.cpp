@@ -7,6 +7,7 @@
 
 #include "bind.h"
 #include "kv.h"
+#include "octavo/lora_room.h"
 #include "tensor.h"
 
 namespace py = pybind11;
@@ -143,6 +144,7 @@ LlamaShare share_of(const py::object& given) {
         values.take("tokens", share.tokens);
         values.take("plan_bytes", share.plan_bytes);
         share.kv_heads = span_of(values, "kv_heads");
+        share.heads = spans_of(values, "heads");
         share.hidden = span_of(values, "hidden");
         share.inner = span_of(values, "inner");
         share.vocab = span_of(values, "vocab");
@@ -150,6 +152,7 @@ LlamaShare share_of(const py::object& given) {
         share.shared_inner = span_of(values, "shared_inner");
         share.layers = span_of(values, "layers");
         values.take("hosts", share.hosts);
+        values.take("loras", share.loras);
         share.host_hidden = spans_of(values, "host_hidden");
         share.host_inner = spans_of(values, "host_inner");
         share.host_vocab = spans_of(values, "host_vocab");
@@ -172,10 +175,12 @@ LoraStack stack_of(py::handle given) {
     const auto pair = py::reinterpret_borrow<py::tuple>(given);
     require(py::isinstance<Weight>(pair[0]) && py::isinstance<py::tuple>(pair[1]), "layers", "have no weight a");
     stack.a = pair[0].cast<Weight>();
+    std::int64_t low = 0;
     for (const py::handle part : pair[1]) {
         require(py::isinstance<py::tuple>(part) && py::len(part) == 2, "layers", "have a part that is no pair");
         const auto [b, first] = part.cast<std::pair<Weight, std::int64_t>>();
-        stack.parts.push_back({b, first});
+        stack.parts.push_back({b, first, low});
+        low += b.rows;
     }
     return stack;
 }
@@ -238,13 +243,20 @@ void bind_llama(py::module_& module) {
              "layers"_a);
     py::class_<Adapter>(module, "Lora", "A low-rank adapter; refers to the memory of its tensors, and keeps it.")
         .def(py::init([](float scale, const py::list& layers) {
-                 Lora lora{scale, {}};
+                 Lora lora;
+                 lora.scale = scale;
                  for (const py::handle layer : layers) {
                      lora.layers.push_back(lora_layer_of(layer));
                  }
                  return Adapter{values_of(layers), std::move(lora)};
              }),
              "scale"_a, "layers"_a);
+    py::class_<LoraRoom>(module, "LoraRoom", "Memory that all ranks map, in which the front puts adapters.")
+        .def(py::init<const TensorRef&>(), "memory"_a, py::keep_alive<1, 2>())
+        .def_static("table_bytes", &LoraRoom::table_bytes, "layers"_a)
+        .def(
+            "put", [](LoraRoom& room, Adapter& adapter, std::int64_t place) { room.put(adapter.lora, place); },
+            "lora"_a, "place"_a, "In the front: all ranks may find it from here on. Its matrices lie in the memory.");
     py::class_<Model>(module, "Llama", "A decoder; refers to the memory of its tensors, and keeps it.")
         .def(py::init([](const py::dict& sizes, const Weight& embedding, const Weight& head, const TensorRef& norm,
                          const TensorRef& cos, const TensorRef& sin, const py::list& layers, const py::object& share) {
@@ -265,8 +277,8 @@ void bind_llama(py::module_& module) {
             [](Model& model, const TensorRef& hidden, const TensorRef& token_ids, const TensorRef& positions,
                const TensorRef& slots, const TensorRef& cu_q, const TensorRef& seq_lens, const TensorRef& block_tables,
                const TensorRef& rows, const Kv& kv, const TensorRef& lora_rows, const py::tuple& loras) {
-                const LlamaStep step{
-                    {token_ids, positions, slots, {cu_q, seq_lens, block_tables}, rows}, lora_rows, groups_of(loras)};
+                const LlamaStep step{{token_ids, positions, slots, {cu_q, seq_lens, block_tables}, rows, lora_rows, {}},
+                                     groups_of(loras)};
                 const py::gil_scoped_release free;
                 const std::lock_guard<std::mutex> lock(model.mutex);
                 model.llama.forward(hidden, step, kv.layers);

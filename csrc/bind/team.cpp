@@ -38,7 +38,7 @@ void bind_order(py::module_& module) {
             "order_forward",
             [](TeamOrder& order, const TensorRef& token_ids, const TensorRef& positions, const TensorRef& slots,
                const TensorRef& rows, const TensorRef& cu_q, const TensorRef& seq_lens, const TensorRef& block_tables) {
-                order.order_forward({token_ids, positions, slots, {cu_q, seq_lens, block_tables}, rows});
+                order.order_forward({token_ids, positions, slots, {cu_q, seq_lens, block_tables}, rows, {}, {}});
             },
             "token_ids"_a, "positions"_a, "slots"_a, "rows"_a, "cu_q"_a, "seq_lens"_a, "block_tables"_a)
         .def(

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <numeric>
 
 #include "octavo/check.h"
@@ -13,18 +14,53 @@ namespace {
 // cache; fewer than kMostRows where threads would have less than kItemsEach to share.
 constexpr std::int64_t kLeastRows = 64, kMostRows = 256, kMostSums = 1 << 15, kItemsEach = 4;
 
-std::int64_t rows_of_items(const BatchRef& batch, std::int64_t num_kv_heads, std::int64_t group,
-                           std::int64_t head_dim) {
+// all: rows of sequences with several queries.
+std::int64_t rows_of_items(std::int64_t all, std::int64_t head_dim) {
     const std::int64_t threads = Pool::instance().size();
-    const auto* cu_q = batch.cu_q.as<std::int32_t>();
-    std::int64_t rows = std::clamp(kMostSums / head_dim / kLeastRows * kLeastRows, kLeastRows, kMostRows), all = 0;
-    for (std::int64_t i = 0; i < batch.seq_lens.shape[0]; ++i) {
-        all += cu_q[i + 1] - cu_q[i] > 1 ? (cu_q[i + 1] - cu_q[i]) * group * num_kv_heads : 0;
-    }
+    std::int64_t rows = std::clamp(kMostSums / head_dim / kLeastRows * kLeastRows, kLeastRows, kMostRows);
     while (rows > kLeastRows && all / rows < kItemsEach * threads) {
         rows /= 2;
     }
     return std::max(rows, kLeastRows);
+}
+
+// A sequence of a step: so many queries, the first of which has this position.
+struct Queries {
+    std::int64_t count, position;
+};
+
+Queries queries_of(const BatchRef& batch, std::int64_t sequence) {
+    const auto* cu_q = batch.cu_q.as<std::int32_t>() + sequence;
+    const std::int64_t count = cu_q[1] - cu_q[0];
+    return {count, batch.seq_lens.as<std::int32_t>()[sequence] - count};
+}
+
+std::int64_t first_key(std::int64_t position, std::int64_t window) {
+    return window > 0 ? std::max<std::int64_t>(0, position - window + 1) : 0;
+}
+
+constexpr std::int64_t kSharedQueries = 16;  // ranks share queries in pieces of so many
+constexpr std::int64_t kPacking = 2;         // what it takes to pack a key, in queries
+constexpr std::int64_t kEverything = std::numeric_limits<std::int64_t>::max();
+
+struct Reached {
+    std::int64_t queries, work;
+};
+
+// The queries of a sequence that come before the place where so much work is done, by the middles of their pieces; and
+// their work, in no unit. It grows with the keys, which are packed first.
+Reached reached(const Queries& all, std::int64_t window, std::int64_t work) {
+    Reached found{0, 0};
+    while (found.queries < all.count) {
+        const std::int64_t count = std::min(kSharedQueries, all.count - found.queries);
+        const std::int64_t position = all.position + found.queries, keys = position + count - first_key(position, window);
+        const std::int64_t more = keys * (count + kPacking);
+        if (found.work + more / 2 >= work) {
+            break;
+        }
+        found = {found.queries + count, found.work + more};
+    }
+    return found;
 }
 
 void check_per_head(const TensorRef& tensor, const char* name, std::int64_t num_heads) {
@@ -35,36 +71,64 @@ void check_per_head(const TensorRef& tensor, const char* name, std::int64_t num_
 
 }  // namespace
 
+// The work of all heads lies on a line, one head after the other and in it one sequence after the other, and each rank
+// has as much of it as the others. So where heads divide evenly between ranks, each has whole ones.
+void AttentionPlan::find_runs(const BatchRef& batch, std::int64_t num_kv_heads, std::int64_t window,
+                              const PlanShare& share) {
+    runs_.clear();
+    const std::int64_t sequences = batch.seq_lens.shape[0];
+    std::vector<std::int64_t> before{0};  // work of a head: of the sequences before each
+    for (std::int64_t i = 0; i < sequences && share.ranks > 1; ++i) {
+        before.push_back(before.back() + reached(queries_of(batch, i), window, kEverything).work);
+    }
+    const auto border = [&](std::int64_t rank) { return before.back() * num_kv_heads * rank / share.ranks; };
+    for (std::int64_t i = 0; i < sequences; ++i) {
+        const Queries all = queries_of(batch, i);
+        for (std::int64_t head = 0; head < num_kv_heads; ++head) {
+            Run run{i, head, 0, all.count};
+            if (share.ranks > 1) {
+                const std::int64_t begin = before.back() * head + before[static_cast<std::size_t>(i)];
+                run.first = reached(all, window, border(share.rank) - begin).queries;
+                run.end = reached(all, window, border(share.rank + 1) - begin).queries;
+            }
+            if (run.first < run.end) {
+                runs_.push_back(run);
+            }
+        }
+    }
+}
+
 void AttentionPlan::build(const BatchRef& batch, std::int64_t num_kv_heads, std::int64_t group, std::int64_t head_dim,
-                          std::int64_t window) {
+                          std::int64_t window, const PlanShare& share) {
     items_.clear();
     splits_.clear();
-    most_queries_ = std::max<std::int64_t>(1, rows_of_items(batch, num_kv_heads, group, head_dim) / group);
+    find_runs(batch, num_kv_heads, window, share);
+    std::int64_t rows = 0;
+    for (const Run& run : runs_) {
+        rows += queries_of(batch, run.sequence).count > 1 ? (run.end - run.first) * group : 0;
+    }
+    most_queries_ = std::max<std::int64_t>(1, rows_of_items(rows, head_dim) / group);
     std::int64_t num_partials = 0;
-    const auto* cu_q = batch.cu_q.as<std::int32_t>();
-    const auto* seq_lens = batch.seq_lens.as<std::int32_t>();
-    for (std::int64_t i = 0; i < batch.seq_lens.shape[0]; ++i) {
-        const std::int64_t num_queries = cu_q[i + 1] - cu_q[i], before = seq_lens[i] - num_queries;
-        const auto* table = batch.tables.as<std::int32_t>() + i * batch.tables.stride[0];
-        for (std::int64_t q = 0; q < num_queries; q += most_queries_) {
-            const std::int64_t count = std::min(most_queries_, num_queries - q), position = before + q;
-            const std::int64_t first = window > 0 ? std::max<std::int64_t>(0, position - window + 1) : 0;
-            const std::int64_t end = position + count;
-            for (std::int64_t head = 0; head < num_kv_heads; ++head) {
-                AttentionItem item{table, head, cu_q[i] + q, count, position, first, end, nullptr};
-                if (num_queries > 1 || (end - 1) / kSplitKeys == first / kSplitKeys) {
-                    items_.push_back(item);
-                    continue;
-                }
-                const std::int64_t part = count * group * (head_dim + 2);
-                splits_.push_back({items_.size(), 0, part});
-                for (std::int64_t key = first; key < end; key = (key / kSplitKeys + 1) * kSplitKeys) {
-                    item.first_key = key;
-                    item.end_key = std::min(end, (key / kSplitKeys + 1) * kSplitKeys);
-                    items_.push_back(item);
-                    ++splits_.back().num_parts;
-                    num_partials += part;
-                }
+    for (const Run& run : runs_) {
+        const Queries all = queries_of(batch, run.sequence);
+        const auto* table = batch.tables.as<std::int32_t>() + run.sequence * batch.tables.stride[0];
+        const std::int64_t token = batch.cu_q.as<std::int32_t>()[run.sequence];
+        for (std::int64_t q = run.first; q < run.end; q += most_queries_) {
+            const std::int64_t count = std::min(most_queries_, run.end - q), position = all.position + q;
+            const std::int64_t first = first_key(position, window), end = position + count;
+            AttentionItem item{table, run.head, token + q, count, position, first, end, nullptr};
+            if (all.count > 1 || (end - 1) / kSplitKeys == first / kSplitKeys) {
+                items_.push_back(item);
+                continue;
+            }
+            const std::int64_t part = count * group * (head_dim + 2);
+            splits_.push_back({items_.size(), 0, part});
+            for (std::int64_t key = first; key < end; key = (key / kSplitKeys + 1) * kSplitKeys) {
+                item.first_key = key;
+                item.end_key = std::min(end, (key / kSplitKeys + 1) * kSplitKeys);
+                items_.push_back(item);
+                ++splits_.back().num_parts;
+                num_partials += part;
             }
         }
     }
@@ -79,7 +143,7 @@ void AttentionPlan::build(const BatchRef& batch, std::int64_t num_kv_heads, std:
     std::iota(order_.begin(), order_.end(), 0);
     const auto cost = [this](std::int64_t i) {
         const AttentionItem& item = items_[static_cast<std::size_t>(i)];
-        return (item.end_key - item.first_key) * (item.num_queries + 2);
+        return (item.end_key - item.first_key) * (item.num_queries + kPacking);
     };
     std::stable_sort(order_.begin(), order_.end(), [&](std::int64_t a, std::int64_t b) { return cost(a) > cost(b); });
 }

@@ -10,12 +10,18 @@
 
 namespace octavo {
 
+// Who makes a plan: one of several ranks that share the attention of a step. All see the same step, and each finds its
+// part by itself, whatever its number of threads.
+struct PlanShare {
+    std::int64_t rank = 0, ranks = 1;
+};
+
 // How the attention of a step is divided into items. One plan serves all layers with the same window.
 class AttentionPlan {
   public:
     // Sequences in host memory; checks nothing.
     void build(const BatchRef& batch, std::int64_t num_kv_heads, std::int64_t group, std::int64_t head_dim,
-               std::int64_t window);
+               std::int64_t window, const PlanShare& share = {});
 
     // In every thread.
     void run(PoolThread& thread, const AttentionJob& job);
@@ -26,12 +32,19 @@ class AttentionPlan {
     const std::vector<float>& partials() const { return partials_; }
 
   private:
+    // The queries of a sequence and a head that this plan is about.
+    struct Run {
+        std::int64_t sequence, head, first, end;
+    };
     struct Split {
         std::size_t first_item;
         std::int64_t num_parts;
         std::int64_t part_floats;
     };
 
+    void find_runs(const BatchRef& batch, std::int64_t num_kv_heads, std::int64_t window, const PlanShare& share);
+
+    std::vector<Run> runs_;
     std::vector<AttentionItem> items_;
     std::vector<std::int64_t> order_;  // longest first
     std::vector<Split> splits_;

@@ -14,6 +14,7 @@ namespace {
 
 constexpr std::int64_t kMostSpan = std::int64_t{1} << 30;
 constexpr std::int64_t kMirrored = 16;                       // blocks, at once
+constexpr std::int64_t kMostTold = std::int64_t{4} << 20;    // bytes of adapters, at once
 constexpr std::int64_t kMostWanted = std::int64_t{1} << 24;  // bytes said of a row, of whatever vocabulary
 
 // What is said of blocks to another host: their number, their ids, and its bytes of them, layer by layer.
@@ -119,6 +120,12 @@ bool GroupHosts::hear(TeamOrder& order, const TensorRef& hidden, const TensorRef
     while (links_.hear(frame, bytes)) {
         if (frame == Frame::kBlocks) {
             if (!take_blocks(arena, bytes)) {
+                return false;
+            }
+            continue;
+        }
+        if (frame == Frame::kAdapter) {
+            if (!take_adapter(bytes)) {
                 return false;
             }
             continue;
@@ -277,6 +284,43 @@ void GroupHosts::mirror(const TensorRef& arena, const TensorRef& ids) {
             }
         }
     }
+}
+
+void GroupHosts::take_room(const TensorRef& memory) {
+    expect(memory, "memory", {kAny}, DType::kU8);
+    room_ = memory;
+}
+
+bool GroupHosts::tell_room(const Span& bytes) {
+    require(bytes.within(room_.shape[0]), "bytes", "are not those of adapters");
+    std::vector<char> said;
+    for (std::int64_t first = bytes.first; first < bytes.first + bytes.count; first += kMostTold) {
+        const std::int64_t count = std::min(kMostTold, bytes.first + bytes.count - first);
+        said.resize(static_cast<std::size_t>(8 + count));
+        std::memcpy(said.data(), &first, 8);
+        std::memcpy(said.data() + 8, room_.as<char>() + first, static_cast<std::size_t>(count));
+        if (!links_.tell(Frame::kAdapter, said.data(), 8 + count)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+bool GroupHosts::take_adapter(std::int64_t bytes) {
+    if (bytes <= 8 || bytes > 8 + kMostTold) {
+        return links_.refuse(0);
+    }
+    std::vector<char> said(static_cast<std::size_t>(bytes));
+    if (!links_.read(said.data(), bytes)) {
+        return false;
+    }
+    Span place{0, bytes - 8};
+    std::memcpy(&place.first, said.data(), 8);
+    if (!place.within(room_.shape[0])) {
+        return links_.refuse(0);
+    }
+    std::memcpy(room_.as<char>() + place.first, said.data() + 8, static_cast<std::size_t>(place.count));
+    return true;
 }
 
 bool GroupHosts::exchange(std::initializer_list<Columns> columns) { return links_.exchange(columns, peers_); }

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "llama_run.h"
+#include "octavo/lora_room.h"
 
 namespace octavo {
 namespace {
@@ -50,17 +51,25 @@ Llama::Llama(const LlamaSizes& sizes, const Weight& embedding, const Weight& hea
     }
     if (share_.hosts != nullptr) {
         for (const Span& heads : share_.hosts->kv_heads()) {
-            const std::int64_t d = sizes_.head_dim, queries = sizes_.heads / sizes_.kv_heads * d;
+            const std::int64_t d = sizes_.head_dim, queries = group() * d;
             host_attended_.push_back({heads.first * queries, heads.count * queries});
             host_keys_.push_back({heads.first * d, heads.count * d});
         }
     }
     if (share_.team != nullptr) {
         room_ = std::make_unique<TeamRoom>(*share_.team, sizes_, share_.tokens, share_.plan_bytes);
+        if (share_.loras != nullptr && share_.hosts != nullptr) {
+            share_.hosts->take_room(share_.loras->memory());
+        }
     }
 }
 
 Llama::~Llama() = default;
+
+Span Llama::queries() const {
+    const Span& kv = share_.kv_heads;
+    return shares_attention() ? share_.heads[0] : Span{kv.first * group(), kv.count * group()};
+}
 
 bool Llama::normed_together(const LlamaLayer& layer) const {
     return layer.q_norm.given() && layer.q_norm.ndim == 1 && layer.q_norm.shape[0] != sizes_.head_dim;
@@ -78,12 +87,13 @@ void Llama::forward(const TensorRef& hidden, const LlamaStep& step, const std::v
         expect_apart(layer, "kv", {&step.batch.cu_q, &step.batch.seq_lens, &step.batch.tables});
     }
     if (room_ != nullptr) {
-        require(step.loras.empty(), "loras", "do not run in a group");
-        room_->order_forward(step);
+        order_forward(step);
         tell_order();
         share_.team->meet_all();
+        run(hidden, own_step(step, room_->step().lora_groups), layers);
+    } else {
+        run(hidden, step, layers);
     }
-    run(hidden, step, layers);
     if (room_ != nullptr && share_.team->broken()) {
         throw std::runtime_error(share_.team->trouble());
     }
@@ -96,10 +106,14 @@ void Llama::run(const TensorRef& hidden, const LlamaStep& step, const std::vecto
     }
     const LlamaSizes& s = sizes_;
     const std::int64_t n = step.token_ids.shape[0], queries = s.heads * s.head_dim, alone = room_ == nullptr ? n : 0;
-    const std::int64_t widest = std::max({s.hidden, queries, s.inner}), group = s.heads / s.kv_heads;
+    const std::int64_t widest = std::max({s.hidden, queries, s.inner});
+    PlanShare among;
+    if (shares_attention()) {
+        among = {share_.team->rank_in_stage(), share_.team->stage_size()};
+    }
     space_->x.take(alone * s.hidden);
     space_->normed.take(n * s.hidden);
-    space_->qkv.take(n * share_.kv_heads.count * (group + 2) * s.head_dim);
+    space_->qkv.take(n * (this->queries().count + keys().count + values().count) * s.head_dim);
     space_->attended.take(alone * queries);
     space_->gate_up.take(n * 2 * share_.inner.count);
     space_->inner.take(alone * s.inner);
@@ -121,7 +135,7 @@ void Llama::run(const TensorRef& hidden, const LlamaStep& step, const std::vecto
             part.first = 0;
         }
         for (auto& [window, plan] : part.plans) {
-            plan.build(part.step.batch, share_.kv_heads.count, group, s.head_dim, window);
+            plan.build(part.step.batch, share_.kv_heads.count, group(), s.head_dim, window, among);
         }
     }
     Pool& pool = Pool::instance();

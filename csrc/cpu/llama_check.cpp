@@ -64,8 +64,9 @@ void Llama::check_model() const {
             "share", "has layers that this model has not");
         check_hosts();
     }
+    check_heads();
     const std::int64_t queries = s.heads * s.head_dim, own_hidden = share_.hidden.count;
-    const std::int64_t qkv_rows = share_.kv_heads.count * (s.heads / s.kv_heads + 2) * s.head_dim;
+    const std::int64_t qkv_rows = (this->queries().count + keys().count + values().count) * s.head_dim;
     expect_weight(head_, "head", share_.vocab.count, s.hidden);
     expect_vector(norm_, "norm", s.hidden);
     expect(cos_, "cos", {kAny, kAny}, DType::kF32);
@@ -113,6 +114,18 @@ void Llama::check_head_norms(const LlamaLayer& layer) const {
     const bool together = normed_together(layer);
     expect_vector(layer.q_norm, "q_norm", together ? sizes_.heads * sizes_.head_dim : sizes_.head_dim, true);
     expect_vector(layer.k_norm, "k_norm", together ? sizes_.kv_heads * sizes_.head_dim : sizes_.head_dim, !together);
+}
+
+// Heads of products are those whose attention the ranks of this host share.
+void Llama::check_heads() const {
+    const Span& kv = share_.kv_heads;
+    const auto in = [](const Span& own, std::int64_t first, std::int64_t count) {
+        return own.first >= first && Span{own.first - first, own.count}.within(count);
+    };
+    require(share_.heads.empty() || (share_.team != nullptr && share_.heads.size() == 3 &&
+                                     in(share_.heads[0], kv.first * group(), kv.count * group()) &&
+                                     in(share_.heads[1], kv.first, kv.count) && in(share_.heads[2], kv.first, kv.count)),
+            "share", "has heads that are not those of its host");
 }
 
 // The spans of hosts are there, and the own ones lie within that of this host.

@@ -27,6 +27,7 @@ struct Llama::Part {
     LlamaStep step;
     std::int64_t first = 0;
     std::vector<std::int32_t> cu_q, seq_lens;
+    std::vector<std::int64_t> lora_rows;
     std::map<std::int64_t, AttentionPlan> plans;  // by window
 
     // The tokens [first, end) of a whole step. A sequence may be divided: its earlier tokens are then in an earlier
@@ -70,6 +71,23 @@ inline void Llama::Part::cut(const LlamaStep& whole, std::int64_t begin, std::in
     batch.seq_lens.shape[0] = last - one + 1;
     batch.tables.data = batch.tables.as<std::int32_t>() + one * batch.tables.stride[0];
     batch.tables.shape[0] = last - one + 1;
+    lora_rows.clear();
+    step.loras.clear();
+    const auto* rows = whole.lora_rows.as<std::int64_t>();
+    for (const auto& [lora, num_rows] : whole.loras) {
+        const std::size_t before = lora_rows.size();
+        for (std::int64_t i = 0; i < num_rows; ++i) {
+            if (rows[i] >= begin && rows[i] < end) {
+                lora_rows.push_back(rows[i] - begin);
+            }
+        }
+        if (lora_rows.size() > before) {
+            step.loras.push_back({lora, static_cast<std::int64_t>(lora_rows.size() - before)});
+        }
+        rows += num_rows;
+    }
+    step.lora_rows.data = lora_rows.data();
+    step.lora_rows.shape[0] = static_cast<std::int64_t>(lora_rows.size());
 }
 
 // One part of a step in one thread.
@@ -94,6 +112,7 @@ class Llama::Run {
         inner_ = (room != nullptr ? room->inner : space.inner.take(0)) + part.first * TeamRoom::inner_of(s_);
         queries_ = room != nullptr ? room->queries + part.first * s_.heads * s_.head_dim : nullptr;
         keys_ = room != nullptr ? room->keys + part.first * s_.kv_heads * s_.head_dim : nullptr;
+        own_ = {model.queries(), model.keys(), model.values()};
         normed_ = space.normed.take(0);
         qkv_ = space.qkv.take(0);
         gate_up_ = space.gate_up.take(0);
@@ -109,7 +128,7 @@ class Llama::Run {
             share_.team == nullptr ? m_.layers_.size() : first + static_cast<std::size_t>(share_.layers.count);
         for (std::size_t index = first; index < end; ++index) {
             const LlamaLayer& layer = m_.layers_[index];
-            if (share_.kv_heads.count > 0) {
+            if (qkv_row() > 0) {
                 norm(layer.input_norm, layer.qkv);
                 product(layer.qkv, normed_, layer.qkv_bias, qkv_, qkv_row(), false);
                 adapt(index, &LoraLayer::qkv, normed_, s_.hidden, qkv_, qkv_row());
@@ -119,10 +138,11 @@ class Llama::Run {
                 meet({{queries_, num_tokens_, s_.heads * s_.head_dim, &m_.host_attended_},
                       {keys_, num_tokens_, s_.kv_heads * s_.head_dim, &m_.host_keys_}});
             }
-            if (share_.kv_heads.count > 0) {
-                place(layer, m_.space_->own[index]);
-                attend(layer, m_.space_->own[index]);
+            place(layer, m_.space_->own[index]);
+            if (m_.shares_attention()) {
+                meet();
             }
+            attend(layer, m_.space_->own[index]);
             meet({{attended_, num_tokens_, s_.heads * s_.head_dim, &m_.host_attended_}});
             round(layer.out, attended_);
             product(layer.out, attended_, layer.out_bias, x_ + share_.hidden.first, s_.hidden, true);
@@ -134,7 +154,7 @@ class Llama::Run {
             }
             norm(layer.mlp_norm, layer.gate_up);
             product(layer.gate_up, normed_, layer.gate_up_bias, gate_up_, 2 * share_.inner.count, false);
-            adapt(index, &LoraLayer::gate_up, normed_, s_.hidden, gate_up_, 2 * s_.inner);
+            adapt(index, &LoraLayer::gate_up, normed_, s_.hidden, gate_up_, 2 * share_.inner.count);
             activate(layer.down);
             product(layer.down, inner_, layer.down_bias, x_ + share_.hidden.first, s_.hidden, true);
             adapt(index, &LoraLayer::down, inner_, s_.inner, x_, s_.hidden);
@@ -237,8 +257,7 @@ class Llama::Run {
     }
 
     // Of queries, keys and values of a token.
-    std::int64_t qkv_row() const { return share_.kv_heads.count * (group() + 2) * s_.head_dim; }
-    std::int64_t group() const { return s_.heads / s_.kv_heads; }
+    std::int64_t qkv_row() const { return (own_.queries.count + own_.keys.count + own_.values.count) * s_.head_dim; }
 
     void norm(const TensorRef& weight, const Stack& next) {
         each(num_tokens_, [&](std::int64_t t) {
@@ -272,11 +291,12 @@ class Llama::Run {
 
     // The own queries and keys, for ranks that norm those of all heads.
     void show_heads() {
-        const std::int64_t d = s_.head_dim, own = share_.kv_heads.count * d, first = share_.kv_heads.first * d;
-        each(own > 0 ? num_tokens_ : 0, [&](std::int64_t t) {
+        const std::int64_t d = s_.head_dim;
+        each(qkv_row() > 0 ? num_tokens_ : 0, [&](std::int64_t t) {
             const float* heads = qkv_ + t * qkv_row();
-            std::copy_n(heads, group() * own, queries_ + t * s_.heads * d + group() * first);
-            std::copy_n(heads + group() * own, own, keys_ + t * s_.kv_heads * d + first);
+            std::copy_n(heads, own_.queries.count * d, queries_ + (t * s_.heads + own_.queries.first) * d);
+            std::copy_n(heads + own_.queries.count * d, own_.keys.count * d,
+                        keys_ + (t * s_.kv_heads + own_.keys.first) * d);
         });
     }
 
@@ -287,12 +307,12 @@ class Llama::Run {
         std::copy_n(space + first, own, to);
     }
 
-    // Norms and turns queries and keys where they are, and puts keys and values into their slots.
+    // Norms and turns queries and keys where they are, and puts keys and values into their slots. Queries that other
+    // ranks read go to where their attention comes to lie.
     void place(const LlamaLayer& layer, const KvPages& kv) {
-        const std::int64_t d = s_.head_dim, kv_heads = share_.kv_heads.count, queries = kv_heads * group();
-        const std::int64_t turning = queries + kv_heads, row = qkv_row();
-        const std::int64_t pairs = m_.cos_.shape[1] / 2, size = kv.block_size;
-        each(num_tokens_, [&](std::int64_t t) {
+        const std::int64_t d = s_.head_dim, queries = own_.queries.count, keys = own_.keys.count, row = qkv_row();
+        const std::int64_t turning = queries + keys, pairs = m_.cos_.shape[1] / 2, size = kv.block_size;
+        each(row > 0 ? num_tokens_ : 0, [&](std::int64_t t) {
             float* heads = qkv_ + t * row;
             const std::int64_t position = step_.positions.as<std::int64_t>()[t];
             const Rope rope{m_.cos_.as<float>() + position * m_.cos_.stride[0],
@@ -300,12 +320,12 @@ class Llama::Run {
             const bool together = m_.normed_together(layer);
             float* space = thread_.scratch(together ? s_.heads * d : d);
             if (together && share_.team != nullptr) {
-                const std::int64_t first = share_.kv_heads.first * d, q = s_.heads * d, k = s_.kv_heads * d;
-                norm_own(queries_ + t * q, q, layer.q_norm, group() * first, queries * d, space, heads);
-                norm_own(keys_ + t * k, k, layer.k_norm, first, kv_heads * d, space, heads + queries * d);
+                const std::int64_t q = s_.heads * d, k = s_.kv_heads * d;
+                norm_own(queries_ + t * q, q, layer.q_norm, own_.queries.first * d, queries * d, space, heads);
+                norm_own(keys_ + t * k, k, layer.k_norm, own_.keys.first * d, keys * d, space, heads + queries * d);
             } else if (together) {
                 k_.rms_norm(heads, layer.q_norm.as<float>(), s_.eps, queries * d, heads);
-                k_.rms_norm(heads + queries * d, layer.k_norm.as<float>(), s_.eps, kv_heads * d, heads + queries * d);
+                k_.rms_norm(heads + queries * d, layer.k_norm.as<float>(), s_.eps, keys * d, heads + queries * d);
             }
             for (std::int64_t h = 0; h < turning; ++h) {
                 float* head = heads + h * d;
@@ -318,27 +338,37 @@ class Llama::Run {
                 }
             }
             const std::int64_t slot = step_.slots.as<std::int64_t>()[t];
-            for (std::int64_t h = 0; slot >= 0 && h < kv_heads; ++h) {
-                k_.write_slot(kv, kv.keys, slot / size, h, slot % size, heads + (queries + h) * d);
-                k_.write_slot(kv, kv.values, slot / size, h, slot % size, heads + (turning + h) * d);
+            const auto write = [&](const KvSide& side, const Span& own, const float* from) {
+                const std::int64_t first = own.first - share_.kv_heads.first;
+                for (std::int64_t h = 0; slot >= 0 && h < own.count; ++h) {
+                    k_.write_slot(kv, side, slot / size, first + h, slot % size, from + h * d);
+                }
+            };
+            write(kv.keys, own_.keys, heads + queries * d);
+            write(kv.values, own_.values, heads + turning * d);
+            if (m_.shares_attention()) {
+                std::copy_n(heads, queries * d, attended_ + (t * s_.heads + own_.queries.first) * d);
             }
         });
     }
 
     void attend(const LlamaLayer& layer, const KvPages& kv) {
-        const std::int64_t first = share_.kv_heads.first;
-        AttentionJob job = attention_job(kv, share_.kv_heads.count * group());
-        job.queries = qkv_;
-        job.query_token = qkv_row();
+        const std::int64_t first = share_.kv_heads.first, group = m_.group();
+        if (share_.kv_heads.count == 0) {
+            return;
+        }
+        AttentionJob job = attention_job(kv, share_.kv_heads.count * group);
+        job.out = attended_ + first * group * s_.head_dim;
+        job.queries = m_.shares_attention() ? job.out : qkv_;
+        job.query_token = m_.shares_attention() ? s_.heads * s_.head_dim : qkv_row();
         job.query_head = s_.head_dim;
-        job.out = attended_ + first * group() * s_.head_dim;
         job.out_token = s_.heads * s_.head_dim;
         job.out_head = s_.head_dim;
         job.scale = s_.scale;
         job.window = layer.window;
-        job.sinks = layer.sinks.given() ? layer.sinks.as<float>() + first * group() : nullptr;
+        job.sinks = layer.sinks.given() ? layer.sinks.as<float>() + first * group : nullptr;
         put_sparse(job, layer.sparse, s_.heads);
-        job.sparse_offset += first * (group() * job.sparse_head + job.sparse_kv_head);
+        job.sparse_offset += first * (group * job.sparse_head + job.sparse_kv_head);
         part_.plans.at(layer.window).run(thread_, job);
     }
 
@@ -369,6 +399,9 @@ class Llama::Run {
     PoolThread& thread_;
     const int threads_;
     const Kernels& k_;
+    struct {
+        Span queries, keys, values;
+    } own_;  // heads
     std::int64_t num_tokens_;
     float *x_, *normed_, *qkv_, *attended_, *gate_up_, *inner_, *low_, *queries_, *keys_;
     std::int64_t low_rows_;

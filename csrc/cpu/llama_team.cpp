@@ -5,6 +5,7 @@
 
 #include "kv_pages.h"
 #include "octavo/llama.h"
+#include "octavo/lora_room.h"
 #include "octavo/pool.h"
 #include "team_room.h"
 
@@ -26,7 +27,7 @@ void Llama::serve(const std::vector<KvCache>& kv, const TensorRef& arena) {
     while ((!speaks() || share_.hosts->hear(*room_, hidden, arena)) && share_.team->meet_for_orders()) {
         switch (room_->order()) {
             case Order::kForward:
-                run(TensorRef{}, {room_->step(), {}, {}}, layers);
+                run(TensorRef{}, own_step({room_->step(), {}}, room_->step().lora_groups), layers);
                 break;
             case Order::kLogits:
                 share_of_logits(room_->rows());
@@ -36,6 +37,53 @@ void Llama::serve(const std::vector<KvCache>& kv, const TensorRef& arena) {
                 break;
         }
     }
+}
+
+void Llama::order_forward(const LlamaStep& step) const {
+    std::vector<std::int64_t> named;
+    for (const auto& [lora, count] : step.loras) {
+        require(share_.loras != nullptr && lora->number > 0, "loras", "are not in memory of the group");
+        named.insert(named.end(), {lora->number, lora->place, count});
+    }
+    TeamStep order = step;
+    order.lora_groups = TensorRef{};
+    if (!named.empty()) {
+        order.lora_groups.data = named.data();
+        order.lora_groups.dtype = DType::kI64;
+        order.lora_groups.ndim = 2;
+        order.lora_groups.shape[0] = static_cast<std::int64_t>(step.loras.size());
+        order.lora_groups.shape[1] = order.lora_groups.stride[0] = 3;
+        order.lora_groups.stride[1] = 1;
+    }
+    room_->order_forward(order);
+    if (share_.loras != nullptr && share_.hosts != nullptr) {
+        for (const Span& bytes : share_.loras->take_new()) {
+            share_.hosts->tell_room(bytes);  // if the team is broken by now, so it is after the step
+        }
+    }
+}
+
+// The step with this rank's rows of the adapters that an order names.
+LlamaStep Llama::own_step(LlamaStep step, const TensorRef& lora_groups) const {
+    step.loras.clear();
+    if (share_.loras == nullptr) {
+        return step;
+    }
+    const std::int64_t d = sizes_.head_dim;
+    const auto rows = [d](std::int64_t start, const Span& heads) {
+        return Span{(start + heads.first) * d, heads.count * d};
+    };
+    const Span& inner = share_.inner;
+    const LoraRoom::OwnRows own{
+        {rows(0, queries()), rows(sizes_.heads, keys()), rows(sizes_.heads + sizes_.kv_heads, values())},
+        {inner, {sizes_.inner + inner.first, inner.count}},
+        share_.hidden};
+    share_.loras->forget();
+    for (std::int64_t i = 0; i < lora_groups.shape[0]; ++i) {
+        const auto* named = lora_groups.as<std::int64_t>() + i * 3;
+        step.loras.push_back({&share_.loras->find(named[0], named[1], own), named[2]});
+    }
+    return step;
 }
 
 // To other hosts, before this one meets.

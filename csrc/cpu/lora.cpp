@@ -14,8 +14,7 @@ constexpr std::int64_t kTogether[] = {8, 64};  // rows of a, and columns of y, t
 // Rows [first, first + count) of a matrix.
 Weight rows_of(const Weight& weight, std::int64_t first, std::int64_t count) {
     Weight some = weight;
-    const std::int64_t bytes = weight.format == Format::kF32 ? 4 : 2;
-    some.data = static_cast<const char*>(weight.data) + first * weight.stride * bytes;
+    some.data = static_cast<const char*>(weight.data) + first * weight.stride * plain_bytes(weight.format);
     some.rows = count;
     return some;
 }
@@ -62,15 +61,13 @@ void shrink(PoolThread& thread, const LoraJob& job, const LoraStack& stack, floa
 
 void expand(const LoraJob& job, const LoraStack& stack, const std::int64_t* rows, std::int64_t count, const float* low,
             const Share& share) {
-    std::int64_t begin = 0;  // of the part's numbers among the low ones
     for (const LoraPart& part : stack.parts) {
         const std::int64_t first = std::max(share.first - part.first, std::int64_t{0});
         const std::int64_t end = std::min(share.end - part.first, part.b.cols);
         for (std::int64_t i = 0; first < end && i < count; ++i) {
             float* y = job.y + rows[i] * job.rows + part.first + first;
-            kernels().add_low_rank(part.b, first, end - first, low + i * job.low_rows + begin, y);
+            kernels().add_low_rank(part.b, first, end - first, low + i * job.low_rows + part.low, y);
         }
-        begin += part.b.rows;
     }
 }
 
@@ -111,7 +108,8 @@ void check_lora_stack(const LoraStack& stack, const char* name, std::int64_t row
     std::int64_t ranks = 0, end = 0;
     for (const LoraPart& part : stack.parts) {
         require(part.b.data != nullptr && !part.b.packed(), name, "has a part that is not plain");
-        require(part.first >= end && part.b.cols <= rows - part.first, name, "has parts in other places");
+        require(part.first >= end && part.b.cols <= rows - part.first && part.low == ranks, name,
+                "has parts in other places");
         end = part.first + part.b.cols;
         ranks += part.b.rows;
     }

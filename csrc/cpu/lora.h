@@ -9,6 +9,9 @@ namespace octavo {
 
 using LoraStackOf = LoraStack LoraLayer::*;
 
+// Of a number of a plain matrix.
+inline std::int64_t plain_bytes(Format format) { return format == Format::kF32 ? 4 : 2; }
+
 // A product of the step, to which adapters add. Both matrices have a row for each token.
 struct LoraJob {
     std::size_t layer;

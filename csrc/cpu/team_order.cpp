@@ -35,7 +35,7 @@ void copy(const TensorRef& to, const TensorRef& from) {
 
 struct TeamOrder::Header {
     Order order;
-    std::int64_t tokens, sequences, table_width, rows;
+    std::int64_t tokens, sequences, table_width, rows, lora_rows, lora_groups;
 };
 
 TeamOrder::TeamOrder(const Team& team, std::int64_t tokens, std::int64_t plan_bytes)
@@ -59,8 +59,9 @@ void TeamOrder::order_forward(const TeamStep& step) {
     expect(batch.seq_lens, "seq_lens", {kAny}, DType::kI32);
     expect(batch.cu_q, "cu_q", {batch.seq_lens.shape[0] + 1}, DType::kI32);
     expect(batch.tables, "block_tables", {batch.seq_lens.shape[0], kAny}, DType::kI32);
-    const Header header{Order::kForward, step.token_ids.shape[0], batch.seq_lens.shape[0], batch.tables.shape[1],
-                        step.rows.shape[0]};
+    const auto count = [](const TensorRef& array) { return array.given() ? array.shape[0] : 0; };
+    const Header header{Order::kForward,    step.token_ids.shape[0], batch.seq_lens.shape[0], batch.tables.shape[1],
+                        step.rows.shape[0], count(step.lora_rows),   count(step.lora_groups)};
     require(header.tokens <= tokens_, "token_ids", "are more than a step of this group may have");
     require(plan_bytes_of(header) <= plan_bytes_, "block_tables", "are more than a step of this group may have");
     *header_ = header;
@@ -72,12 +73,14 @@ void TeamOrder::order_forward(const TeamStep& step) {
     copy(to.batch.cu_q, batch.cu_q);
     copy(to.batch.seq_lens, batch.seq_lens);
     copy(to.batch.tables, batch.tables);
+    copy(to.lora_rows, step.lora_rows);
+    copy(to.lora_groups, step.lora_groups);
 }
 
 std::int64_t TeamOrder::plan_bytes_of(const Header& header) {
     const std::int64_t sequences = header.sequences;
     return 3 * lines(header.tokens * 8) + lines(header.rows * 8) + lines((sequences + 1) * 4) + lines(sequences * 4) +
-           lines(sequences * header.table_width * 4);
+           lines(sequences * header.table_width * 4) + lines(header.lora_rows * 8) + lines(header.lora_groups * 3 * 8);
 }
 
 char* TeamOrder::order_data() const { return reinterpret_cast<char*>(header_); }
@@ -95,7 +98,7 @@ bool TeamOrder::order_has_room() const {
     const auto fits = [](std::int64_t size, std::int64_t most) { return size >= 0 && size <= most; };
     const std::int64_t most_ids = plan_bytes_ / 4;
     return header.order == Order::kForward && fits(header.tokens, tokens_) && fits(header.sequences, most_ids) &&
-           fits(header.rows, most_ids) &&
+           fits(header.rows, most_ids) && fits(header.lora_rows, most_ids) && fits(header.lora_groups, most_ids) &&
            fits(header.table_width, header.sequences > 0 ? most_ids / header.sequences : 0) &&
            plan_bytes_of(header) <= plan_bytes_;
 }
@@ -119,6 +122,8 @@ TeamStep TeamOrder::step() const {
     step.batch.cu_q = array_at(place, DType::kI32, header.sequences + 1);
     step.batch.seq_lens = array_at(place, DType::kI32, header.sequences);
     step.batch.tables = array_at(place, DType::kI32, header.sequences, header.table_width);
+    step.lora_rows = array_at(place, DType::kI64, header.lora_rows);
+    step.lora_groups = array_at(place, DType::kI64, header.lora_groups, 3);
     return step;
 }
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from gpu_worker.drafting.acceptance import Acceptance
 from gpu_worker.steps.runner import Runner
 from gpu_worker.steps.step_input import OpenedSeat, StepInput, TableChange, ints, longs
-from octavo.request.sampling import SamplingParams
+from octavo.request.sampling import PARAMETERS, SamplingParams
 
 log = logging.getLogger(__name__)
 
@@ -24,6 +24,7 @@ WEIGHT = 0.2  # of a measurement
 # logits that no token has may be fewer.
 KEPT_PARAMETERS = (
     *("temperature", "top_k", "top_p", "min_p", "seed"),
+    *(row.name for row in PARAMETERS.values() if row.is_filter),
     *("repetition_penalty", "frequency_penalty", "presence_penalty"),
 )
 

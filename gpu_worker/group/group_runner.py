@@ -21,7 +21,6 @@ from gpu_worker.steps.step_input import StepInput
 class GroupRunner:
     """A Runner. Its blocks lie in memory of all ranks, or pass through it: they move, and reach others, as one's do."""
 
-    adapters: AdapterMemory | None = None
     pictures: PictureMemory | None = None
 
     def __init__(self, runner: ModelRunner, watch: RankWatch, team: Any, streams: HostStreams | None = None) -> None:
@@ -44,6 +43,10 @@ class GroupRunner:
     @property
     def block_memory(self) -> BlockMemory:
         return self._mirrored or self._runner.block_memory
+
+    @property
+    def adapters(self) -> AdapterMemory | None:
+        return self._runner.adapters
 
     @property
     def rank_pids(self) -> list[int]:

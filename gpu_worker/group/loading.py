@@ -13,14 +13,16 @@ from gpu_worker.group.hosts.host_streams import HostStreams
 from gpu_worker.group.rank_process import RankProcess
 from gpu_worker.group.rank_task import RankTask, options_of_ranks
 from gpu_worker.group.rank_watch import RankWatch, expect_equal
-from gpu_worker.group.shared_memory import SharedMemory
+from gpu_worker.group.shared_memory import memory_of_ranks
 from gpu_worker.ops import native
 from gpu_worker.running.loading import load_runner
 from gpu_worker.running.sizing import cpu_block_bytes
+from gpu_worker.steps.runner import ADAPTER_BYTES
 from octavo.process.machine import available_bytes
 from octavo.request.errors import InvalidArgument
 
 log = logging.getLogger(__name__)
+GAPS = 2  # times the bytes of adapters: what lies between two of them may be too short for a third
 
 
 def load_group(
@@ -57,14 +59,14 @@ def load_group(
         for each in teams:
             each.break_off()
 
-    with SharedMemory.create("octavo-team") as team, SharedMemory.create("octavo-blocks") as arena:
+    with memory_of_ranks() as memory:
         first = RankTask(
             rank=0,
             size=stages * ranks,
             stages=stages,
             hosts=hosts,
-            team=team.descriptor,
-            arena=arena.descriptor,
+            **memory,
+            adapter_bytes=GAPS * (options.get("adapter_bytes") or ADAPTER_BYTES),
             tokens=options["max_batch_tokens"],
             sequences=options["max_batch_sequences"],
             patience_s=patience_s,

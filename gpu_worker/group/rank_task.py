@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from torch import Tensor
+
 from gpu_worker.group.shared_memory import SharedMemory
 from gpu_worker.models.decoders.ranks.place import RankPlace
 
@@ -49,6 +51,8 @@ class RankTask(_Line):
     pipes: Sequence[int] = ()
     team: int  # the descriptors of the memory of all ranks
     arena: int
+    adapters: int = -1  # -1: none run
+    adapter_bytes: int = 0
     tokens: int
     sequences: int
     patience_s: float
@@ -62,7 +66,12 @@ class RankTask(_Line):
     @property
     def descriptors(self) -> list[int]:
         """What the process of the rank inherits."""
-        return [self.team, self.arena, *self.pipes, *(each for each in (self.meeting, *self.links) if each >= 0)]
+        return [
+            self.team,
+            self.arena,
+            *self.pipes,
+            *(each for each in (self.adapters, self.meeting, *self.links) if each >= 0),
+        ]
 
     def place(self, on_team: Callable[[Any], None] = lambda team: None) -> RankPlace:
         return RankPlace(
@@ -82,7 +91,11 @@ class RankTask(_Line):
             patience_s=self.patience_s,
             team_memory=SharedMemory(self.team).map,
             arena_memory=SharedMemory(self.arena).map,
+            adapter_memory=self._adapter_memory if self.adapters >= 0 else None,
         )
+
+    def _adapter_memory(self) -> Tensor:
+        return SharedMemory(self.adapters).map(self.adapter_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

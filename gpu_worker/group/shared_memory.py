@@ -2,8 +2,10 @@
 
 import mmap
 import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -38,3 +40,11 @@ class SharedMemory:
         if self.num_bytes < num_bytes:
             os.ftruncate(self.descriptor, num_bytes)
         return torch.frombuffer(mmap.mmap(self.descriptor, num_bytes or self.num_bytes), dtype=torch.uint8)
+
+
+@contextmanager
+def memory_of_ranks() -> Iterator[dict[str, Any]]:
+    """The descriptors of what the ranks of a host share, as a RankTask has them."""
+    with ExitStack() as stack:
+        names = ("team", "arena", "adapters")
+        yield {name: stack.enter_context(SharedMemory.create(f"octavo-{name}")).descriptor for name in names}

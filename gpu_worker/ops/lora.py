@@ -30,7 +30,7 @@ class LoraStack(NamedTuple):
     parts: tuple[LoraPart, ...]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Lora:
     """An adapter for one model, in memory."""
 

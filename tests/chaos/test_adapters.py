@@ -38,7 +38,9 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def cluster(folders: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     options = ("--model", str(folders / "tiny"), "--threads", "1", "--kv-cache-bytes", "64MiB", "--swap-bytes", "0")
-    with running(tmp_path_factory.mktemp("cluster"), Shape(runner="model", worker_args=options)) as cluster:
+    kinds = ("--tensor-parallel", "2"), ()  # a group, and one process
+    shape = Shape(runner="model", worker_args=options, each_worker=kinds)
+    with running(tmp_path_factory.mktemp("cluster"), shape) as cluster:
         for number in range(NUM_ADAPTERS):
             add(cluster, f"a{number}", folders / f"a{number}")
         yield cluster

@@ -18,9 +18,10 @@ SIZES = {"vocab": 64, "hidden": 16, "inner": 16, "heads": 2, "kv_heads": 2, "hea
 NONE, HALVES = (0, 0), [(0, 32), (32, 32)]
 TOKENS, PLAN_BYTES = 8, 4096
 HEAD = struct.Struct("=IIq")  # kind, number, bytes
-COLUMNS, ORDER, HIDDEN, BLOCKS, WANTED, QUESTIONS, ANSWERS = 0, 1, 2, 3, 6, 7, 8
+COLUMNS, ORDER, HIDDEN, BLOCKS, WANTED, ADAPTER, QUESTIONS, ANSWERS = 0, 1, 2, 3, 6, 7, 8, 9
 ONE_ROW = struct.pack("=5q24x", 1, 0, 0, 0, 1)  # an order of its logits
 QUESTION = struct.Struct("=Qf4xqf4x3i2f3i")
+ROOM = torch.zeros(4096, dtype=torch.uint8)  # of adapters
 
 
 def memory_of(extension: ModuleType) -> torch.Tensor:
@@ -37,6 +38,7 @@ def decoder_of(extension: ModuleType, team: Any, fd: int, layers: Sequence[tuple
     hosts = extension.GroupHosts(team, [fd, -1], 1, [NONE, NONE], layers)
     share = {"team": team, "hosts": hosts, "tokens": TOKENS, "plan_bytes": PLAN_BYTES}
     share |= {**own, "vocab": (32, 32), **nothing, "host_vocab": HALVES}
+    share["loras"] = extension.LoraRoom(ROOM)
     weights = (extension.Weight(matrix, "f32", 64, 16), extension.Weight(head, "f32", 32, 16))
     return extension.Llama(SIZES, *weights, torch.ones(16), turns, turns, [], share=share)
 
@@ -62,7 +64,7 @@ def follower(extension: ModuleType) -> Iterator[tuple[socket.socket, Any, torch.
 @settings(max_examples=draws(20, 200), suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(
     ordered=st.booleans(),
-    kind=st.integers(0, 9),
+    kind=st.integers(0, ANSWERS + 1),
     number=st.sampled_from([1, 1, 1, 2]),
     size=st.one_of(st.integers(-2, 2000), st.integers(-(1 << 62), 1 << 62)),
     numbers=st.lists(st.one_of(st.integers(-3, 70), st.integers(-(1 << 62), 1 << 62)), max_size=20),
@@ -189,6 +191,18 @@ def test_blocks_are_put_where_they_belong(extension: ModuleType) -> None:
     assert torch.equal(arena[:, ids, 1].transpose(0, 1), rows.view(2, 2, 4))
     assert not arena[:, :, 0].any() and not arena[:, 1].any()
     assert team.trouble.startswith("host 0 has sent what is not expected")
+
+
+def test_adapters_are_put_where_they_belong_and_nowhere_else(extension: ModuleType) -> None:
+    for place in (64, 4096 - 16, 4096 - 15, -8, 1 << 62):
+        with follower(extension) as (near, team, _, thread):
+            ROOM.zero_()
+            near.sendall(HEAD.pack(ADAPTER, 1, 24) + struct.pack("=q", place) + bytes(range(1, 17)))
+            near.shutdown(socket.SHUT_RDWR)
+            thread.join(30)
+            fits = 0 <= place <= 4096 - 16
+            assert ("what is not expected" not in team.trouble) == fits
+            assert ROOM.nonzero().flatten().tolist() == ([*range(place, place + 16)] if fits else [])
 
 
 def test_what_are_no_links_and_no_layers_of_hosts_is_refused_by_name(extension: ModuleType) -> None:

@@ -240,6 +240,7 @@ of("linear", "out")(lambda g: {"out": empty(g.n, 8), "x": randn(g.n, 32), "weigh
 of("weight_rows", "out")(lambda g: {"out": empty(g.n, 32), "weight": g.matrix(8, 32), "rows": g.longs(7, 0)})
 of("Kv")(lambda g: {"layers": [kv()]})
 of("Lora")(lambda g: {"scale": 0.5, "layers": [{"out": (g.matrix(4, HIDDEN), ((g.matrix(4, HIDDEN), 0),))}]})
+of("LoraRoom")(lambda g: {"memory": zeros(1 << 14, dtype=U8)})
 # Of one rank, in memory that begins at a line of the cache.
 of("Team")(lambda g: {"memory": zeros(1 << 17, dtype=U8), "rank": 0, "size": 1, "patience_s": 1.0})
 

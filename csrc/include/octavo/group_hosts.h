@@ -44,6 +44,11 @@ class GroupHosts {
     // heads. Throws if the team is broken.
     void mirror(const TensorRef& arena, const TensorRef& ids);
 
+    // Memory of the ranks of this host, u8 [bytes], in which adapters lie as at the front. Without it none run.
+    void take_room(const TensorRef& memory);
+    // In the front, before an order: some bytes of that memory, to all others.
+    bool tell_room(const Span& bytes);
+
     bool exchange(std::initializer_list<Columns> columns);
     // The front gets of others what it wanted with the last order; those change what they have.
     bool collect(const Columns& logits);
@@ -78,6 +83,7 @@ class GroupHosts {
     bool ask(const Columns& logits);
     bool answer(const Columns& logits);
     bool take_blocks(const TensorRef& arena, std::int64_t bytes);
+    bool take_adapter(std::int64_t bytes);
     bool tell_end(const TeamStep& step, const std::vector<KvPages>& kv, const TensorRef& states);
     bool hear_end(const TeamStep& step, const std::vector<KvPages>& kv, const TensorRef& states);
 
@@ -86,6 +92,7 @@ class GroupHosts {
     std::vector<Span> kv_heads_, layers_;
     Span peers_;
     WantedLogits wanted_;
+    TensorRef room_;  // of adapters
 };
 
 }  // namespace octavo

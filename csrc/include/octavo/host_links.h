@@ -39,7 +39,18 @@ struct Parcel {
     std::int64_t bytes;
 };
 
-enum class Frame : std::uint32_t { kColumns, kOrder, kHidden, kBlocks, kStates, kSlots, kWanted, kQuestions, kAnswers };
+enum class Frame : std::uint32_t {
+    kColumns,
+    kOrder,
+    kHidden,
+    kBlocks,
+    kStates,
+    kSlots,
+    kWanted,
+    kAdapter,
+    kQuestions,
+    kAnswers
+};
 
 class HostLinks {
   public:

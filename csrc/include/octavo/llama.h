@@ -12,6 +12,7 @@
 namespace octavo {
 
 struct KvPages;
+class LoraRoom;
 class TeamRoom;
 
 struct LlamaSizes {
@@ -30,11 +31,15 @@ struct LlamaSizes {
 struct LlamaShare {
     Team* team = nullptr;                     // null: there is one rank, which computes everything
     std::int64_t tokens = 0, plan_bytes = 0;  // of a step, at most: the same in all ranks
-    Span kv_heads;                            // with their query heads
+    Span kv_heads;                            // whose attention it computes, with their query heads
+    // Where ranks of a host do not have whole KV heads each: the heads of queries, of keys and of values in the own
+    // products. `kv_heads` are then those of the host, whose attention its ranks of a stage share. Else empty.
+    std::vector<Span> heads;
     Span hidden, inner, vocab;
     Span expert_inner, shared_inner;  // of each expert, and of the one that all tokens ask
     Span layers;                      // of its stage
     GroupHosts* hosts = nullptr;      // null: all ranks are on one host, and the spans of hosts are not looked at
+    LoraRoom* loras = nullptr;        // null: no adapter runs in the group
     std::vector<Span> host_hidden, host_inner, host_vocab, host_expert_inner, host_shared_inner;
 };
 
@@ -77,9 +82,10 @@ struct LlamaLayer {
 struct LoraPart {
     Weight b;  // plain [rank, rows], of the stack's rows from `first` on
     std::int64_t first = 0;
+    std::int64_t low = 0;  // the row of `a` with which its own begin
 };
 
-// The parts have the rows of `a`, one part after the other. Without parts nothing is added.
+// Without parts nothing is added.
 struct LoraStack {
     Weight a;  // plain [sum of ranks, columns of the stack]
     std::vector<LoraPart> parts;
@@ -93,6 +99,7 @@ struct LoraLayer {
 struct Lora {
     float scale = 1;
     std::vector<LoraLayer> layers;
+    std::int64_t number = 0, place = 0;  // in a LoraRoom; 0: it is in none
 };
 
 // So many of a step's `lora_rows` run with this adapter.
@@ -102,7 +109,6 @@ struct LoraGroup {
 };
 
 struct LlamaStep : TeamStep {
-    TensorRef lora_rows;  // i64 [m]: tokens that run with an adapter, by `loras`; each once
     std::vector<LoraGroup> loras;
 };
 
@@ -138,12 +144,21 @@ class Llama {
 
     void check_model() const;
     void check_head_norms(const LlamaLayer& layer) const;
+    void check_heads() const;
     void check_experts_share(const Experts& experts) const;
     void check_hosts() const;
     void check(const TensorRef& hidden, const LlamaStep& step, const std::vector<KvPages>& kv) const;
     void run(const TensorRef& hidden, const LlamaStep& step, const std::vector<KvPages>& kv);
     bool normed_together(const LlamaLayer& layer) const;
+    bool shares_attention() const { return !share_.heads.empty(); }  // with other ranks of this host
+    // Heads of the own products.
+    Span queries() const;
+    Span keys() const { return shares_attention() ? share_.heads[1] : share_.kv_heads; }
+    Span values() const { return shares_attention() ? share_.heads[2] : share_.kv_heads; }
+    std::int64_t group() const { return sizes_.heads / sizes_.kv_heads; }
     void share_of_logits(std::int64_t rows) const;
+    void order_forward(const LlamaStep& step) const;
+    LlamaStep own_step(LlamaStep step, const TensorRef& lora_groups) const;
     void tell_order(const WantedLogits& wanted = {}) const;
     bool speaks() const { return share_.hosts != nullptr && share_.hosts->speaks(); }  // with other hosts
     bool is_staged() const;

@@ -10,7 +10,10 @@ namespace octavo {
 struct TeamStep {
     TensorRef token_ids, positions, slots;  // i64 [t]
     BatchRef batch;
-    TensorRef rows;  // i64 [r]: tokens whose hidden state is wanted
+    TensorRef rows;       // i64 [r]: tokens whose hidden state is wanted
+    TensorRef lora_rows;  // i64 [m]: tokens that run with an adapter, those of each one after another; each once
+    // i64 [g, 3], in an order: of each of these adapters its number and its place (LoraRoom), and how many tokens.
+    TensorRef lora_groups;
 };
 
 enum class Order : std::int64_t { kForward, kLogits };

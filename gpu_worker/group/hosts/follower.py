@@ -21,7 +21,7 @@ from gpu_worker.group.hosts.host_streams import MEETING_S, HostPlace, HostStream
 from gpu_worker.group.rank_process import RankProcess
 from gpu_worker.group.rank_task import RankTask, RankWord
 from gpu_worker.group.rank_watch import SILENT_LEASES
-from gpu_worker.group.shared_memory import SharedMemory
+from gpu_worker.group.shared_memory import memory_of_ranks
 from gpu_worker.running.sizing import cpu_block_bytes
 from octavo.net.security.listener_tls import ListenerTls
 from octavo.net.security.protection import tls_of
@@ -88,9 +88,9 @@ class Follower:
             task = RankTask.from_json(line.decode())
         except (ValueError, TypeError, KeyError) as error:
             raise OSError(f"the front says what this host does not know: all need the same version ({error})") from None
-        with SharedMemory.create("octavo-team") as team, SharedMemory.create("octavo-blocks") as arena:
+        with memory_of_ranks() as memory:
             count = task.size // task.hosts
-            first = replace(task, team=team.descriptor, arena=arena.descriptor, links=streams.column_fds())
+            first = replace(task, **memory, links=streams.column_fds())
             tasks = [first, *(replace(first, rank=task.rank + i, links=()) for i in range(1, count))]
             return self._serve(tasks, streams)
 

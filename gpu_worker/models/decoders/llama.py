@@ -32,7 +32,7 @@ FIRST_SOURCES = {  # the matrices of a layer, and the first tensor that each is 
     "down": "mlp.down_proj",
 }
 FUSED_SOURCES = {"qkv": "self_attn.qkv_proj", "gate_up": "mlp.gate_up_proj"}  # Phi-3's are one matrix already
-NO_LORA_IN_GROUP = LoraSupport(refusal="a group of ranks has no adapters: leave --tensor-parallel out")
+NO_LORA_ON_GPUS = LoraSupport(refusal="a group of GPUs has no adapters: leave --tensor-parallel out")
 M = TypeVar("M")
 SplitStack = Callable[[list[str]], list[list[str]]]  # a stack's tensors, by those that become one matrix
 
@@ -183,7 +183,7 @@ class LlamaDecoder(OwnDecoder):
         self._options = _options(config, self._layers)
         own, group = self.ranks.num_kv_heads * config.head_dim, config.num_heads // config.num_kv_heads
         self._own_rows = [own * group, own, own]
-        self.lora_support = support_of(config) if ranks is None else NO_LORA_IN_GROUP
+        self.lora_support = support_of(config) if ranks is None else NO_LORA_ON_GPUS
         self.load_lora: LoadLora | None = None
         if ranks is None:
             self.load_lora = lambda files: placed(load(files, config), self._norm.dtype, device)

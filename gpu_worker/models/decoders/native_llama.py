@@ -3,7 +3,7 @@
 `llama.LlamaDecoder` defines what a NativeLlamaDecoder computes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any
@@ -14,8 +14,9 @@ from torch import Tensor
 from gpu_worker.models.checkpoint.weights import CheckpointReader, ProgressCallback, WeightSource
 from gpu_worker.models.decoders.config import LlamaConfig
 from gpu_worker.models.decoders.decoder import KeptLogits, LoadLora, OwnDecoder
-from gpu_worker.models.decoders.llama import FIRST_SOURCES, NO_LORA_IN_GROUP, collect, layers_of
+from gpu_worker.models.decoders.llama import FIRST_SOURCES, NO_LORA_ON_GPUS, collect, layers_of
 from gpu_worker.models.decoders.lora_weights import load, support_of
+from gpu_worker.models.decoders.ranks.adapter_room import AdapterRoom
 from gpu_worker.models.decoders.ranks.llama_share import LlamaShare
 from gpu_worker.models.decoders.ranks.place import RankPlace
 from gpu_worker.models.packed.packed_file import PackedFileWriter, Place
@@ -101,6 +102,10 @@ class NativeLlamaDecoder(OwnDecoder):
         argument = None
         if place is not None and share is not None:
             argument = share.extension_argument(place, extension, sizes, config)
+        self._adapter_room: AdapterRoom | None = None
+        if place is not None and argument is not None and place.adapter_memory is not None:
+            self._adapter_room = AdapterRoom(place.adapter_memory(), extension)
+            argument["loras"] = self._adapter_room.native
         self._llama = extension.Llama(
             sizes=sizes,
             embedding=arguments["embedding"],
@@ -114,8 +119,9 @@ class NativeLlamaDecoder(OwnDecoder):
         self._hosts = None if argument is None else argument.get("hosts")
         self._kv: tuple[Sequence[Tensor], Any] | None = None
         self._kept_logits = KeptLogits(config.vocab_size)
-        self.load_lora: LoadLora | None = self._load_lora if place is None else None
-        self.lora_support = support_of(config) if place is None else NO_LORA_IN_GROUP
+        adapted = place is None or self._adapter_room is not None
+        self.load_lora: LoadLora | None = self._load_lora if adapted else None
+        self.lora_support = support_of(config) if adapted else NO_LORA_ON_GPUS
 
     def forward(self, batch: TokenBatch, kv: Sequence[Tensor], rows: Tensor) -> Tensor:
         hidden = torch.empty((rows.shape[0], self.config.hidden_size))
@@ -147,24 +153,24 @@ class NativeLlamaDecoder(OwnDecoder):
             self._hosts.mirror(arena, torch.tensor(blocks, dtype=torch.int64))
 
     def _load_lora(self, files: LoraFiles) -> Lora:
-        lora = load(files, self.config)
+        lora, room = load(files, self.config), self._adapter_room
 
-        def weight(matrix: Tensor) -> Any:
-            return self._extension.Weight(matrix, FLOATS[matrix.dtype], *matrix.shape)
+        def native(here: Callable[[Tensor], Tensor]) -> Lora:
+            def weight(matrix: Tensor) -> Any:
+                return self._extension.Weight(here(matrix), FLOATS[matrix.dtype], *matrix.shape)
 
-        def turned(b: Tensor) -> Any:
-            return weight(b.T.contiguous())
+            layers = [
+                {
+                    name: (weight(stack.a), tuple((weight(part.b.T), part.first) for part in stack.parts))
+                    for name, stack in layer.items()
+                }
+                for layer in lora.layers
+            ]
+            found = self._extension.Lora(lora.scale, layers)
+            self._llama.check_lora(found)
+            return replace(lora, native=found, layers=[])  # whose matrices lie there otherwise
 
-        layers = [
-            {
-                name: (weight(stack.a), tuple((turned(part.b), part.first) for part in stack.parts))
-                for name, stack in layer.items()
-            }
-            for layer in lora.layers
-        ]
-        native = self._extension.Lora(lora.scale, layers)
-        self._llama.check_lora(native)
-        return replace(lora, native=native, layers=[])  # whose matrices lie there otherwise
+        return native(Tensor.contiguous) if room is None else room.keep(lora.num_bytes, len(lora.layers), native)
 
     def _layer(self, layer: int, tensors: dict[str, Any]) -> dict[str, Any]:
         sparse = self.config.sparse[layer]

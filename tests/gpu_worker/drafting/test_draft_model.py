@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 from scheduler_bench import Bench
 
-from gpu_worker.drafting.draft_model import DraftModel
+from gpu_worker.drafting.draft_model import DraftedBranch, DraftModel
 from gpu_worker.testing.fake_runner import FakeRunner
 from gpu_worker.testing.witness_runner import WitnessRunner
-from octavo.request.sampling import SamplingParams
+from octavo.request.sampling import PARAMETERS, SamplingParams
 
 SIZES = {"block_size": 4, "vocab_size": 97}
 
@@ -55,6 +55,11 @@ def test_the_same_model_is_always_right(undisturbed: dict[str, list[int]], num_b
     """Also with blocks for some branches alone, which drive each other out."""
     _, drafts, accepted = checked(undisturbed, num_blocks=num_blocks)
     assert accepted == drafts > 30
+
+
+def test_guesses_are_drawn_through_the_filters_of_their_branch() -> None:
+    given = SamplingParams(**{row.name: 0.3 for row in PARAMETERS.values() if row.is_filter}, temperature=0.7, seed=5)
+    assert DraftedBranch.of(given, num_prompt=1, index=0).params == given
 
 
 def test_another_model_is_seldom_right_and_soon_seldom_asked(undisturbed: dict[str, list[int]]) -> None:

@@ -32,7 +32,7 @@ from gpu_worker.steps.runner import Runner
 
 from .conftest import SIZES
 from .test_blocks import blocks_of, check_blocks_travel
-from .test_same_bits import outputs
+from .test_same_bits import adapters, outputs
 
 pytestmark = pytest.mark.timeout(300)  # programs import torch, and others may need the cores
 LONG = SamplingParams(temperature=0, max_tokens=1900, ignore_eos=True)
@@ -40,21 +40,22 @@ LONG = SamplingParams(temperature=0, max_tokens=1900, ignore_eos=True)
 
 def test_two_hosts_compute_the_bits_of_one_process(two_hosts, folder, tmp_path):
     """Over TLS. Blocks are too few, so that some are swapped: what comes back is the same on both hosts."""
-    certificates = Certificates(tmp_path)
-    expected = outputs(load_runner(str(folder), **SIZES, kv_cache_dtype="int8"), folder)
+    certificates, loras = Certificates(tmp_path), adapters(folder, tmp_path)
+    expected = outputs(load_runner(str(folder), **SIZES, kv_cache_dtype="int8"), folder, loras)
     runner, _ = two_hosts(4, certificates.flags("worker"), certificates.files("worker"), kv_cache_dtype="int8")
     states = runner.rank_states
     assert [state.rank for state in states] == [0, 1, 2, 3]
-    assert outputs(runner, folder) == expected
+    assert outputs(runner, folder, loras) == expected
 
 
 @pytest.mark.parametrize("kind", some(["Olmoe", "Qwen2Moe", "GptOss"], ["Olmoe"]))
-def test_two_hosts_share_experts(two_hosts, folders, kind):
+def test_two_hosts_share_experts(two_hosts, folders, tmp_path, kind):
     """And heads that are normed together."""
     folder = folders(kind)
-    expected = outputs(load_runner(str(folder), **SIZES), folder)
+    loras = adapters(folder, tmp_path)
+    expected = outputs(load_runner(str(folder), **SIZES), folder, loras)
     runner, _ = two_hosts(2, ["--insecure"], model=folder)
-    assert outputs(runner, folder) == expected
+    assert outputs(runner, folder, loras) == expected
 
 
 @pytest.mark.parametrize(
@@ -110,10 +111,11 @@ def test_stages_on_several_hosts_compute_the_bits_of_one_process(
     """Blocks are too few, so that some are swapped, and steps are short, so that prompts come in pieces."""
     folder = folder_llama(tmp_path / "model", num_hidden_layers=5)
     sizes: dict[str, Any] = {**SIZES, "kv_cache_bytes": SIZES["kv_cache_bytes"] * 5 // 3, **options}
-    expected = outputs(load_runner(str(folder), **sizes), folder)
+    loras = adapters(folder, tmp_path)
+    expected = outputs(load_runner(str(folder), **sizes), folder, loras)
     runner, _ = two_hosts(ranks, ["--insecure"], stages=stages, hosts=hosts, model=folder, **sizes)
     assert [state.rank for state in runner.rank_states] == [*range(ranks * stages)]
-    assert outputs(runner, folder) == expected
+    assert outputs(runner, folder, loras) == expected
 
 
 class FrameTap:

@@ -1,12 +1,15 @@
 """A group of any size says what one process says, to the bit, whatever it is asked."""
 
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import transformers
+from loras import ATTENTION, write_lora
 
-from gpu_worker import LLM, SamplingParams, StructuredOutputsParams
+from gpu_worker import LLM, LoRARequest, SamplingParams, StructuredOutputsParams
 from gpu_worker.running.loading import load_runner
 from gpu_worker.steps.runner import Runner
 
@@ -24,14 +27,29 @@ PARAMS = [
 ]
 
 
-def outputs(runner: Runner, folder: Path, **settings: Any) -> list[Any]:
+def outputs(runner: Runner, folder: Path, loras: Sequence[LoRARequest] = (), **settings: Any) -> list[Any]:
     """Tokens and log probabilities of many prompts that share too few blocks."""
     sizes = {name: SIZES[name] for name in ("max_batch_tokens", "max_batch_sequences")}
     llm = LLM(str(folder), runner=runner, **sizes, **settings)
     params = [PARAMS[number % len(PARAMS)] for number in range(len(PROMPTS))]
+    asked = [(None, *loras)[number % (len(loras) + 1)] for number in range(len(PROMPTS))] if loras else None
     return [
         (each.prompt_logprobs, [(output.token_ids, output.logprobs) for output in each.outputs])
-        for each in llm.generate(PROMPTS, params, use_tqdm=False)
+        for each in llm.generate(PROMPTS, params, lora_request=asked, use_tqdm=False)
+    ]
+
+
+def adapters(folder: Path, where: Path) -> list[LoRARequest]:
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    forms: list[dict[str, Any]] = [
+        {"rank": 8, "modules": ATTENTION, "dtype": torch.bfloat16},
+        {"rank": 5, "modules": ("k_proj", "o_proj")},
+    ]
+    if model.config.model_type == "llama":
+        forms += [{"rank": 4}, {"rank": 16, "modules": ("up_proj", "down_proj", "v_proj"), "dtype": torch.float16}]
+    return [
+        LoRARequest(f"a{i}", i, str(write_lora(where / f"a{i}", model, seed=i, **form)))
+        for i, form in enumerate(forms, 1)
     ]
 
 
@@ -50,12 +68,13 @@ def outputs(runner: Runner, folder: Path, **settings: Any) -> list[Any]:
         pytest.param("Falcon", 4, 2, {"dtype": "float32"}, marks=pytest.mark.long),
     ],
 )
-def test_a_group_computes_the_bits_of_one_process(group, folders, kind, ranks, stages, options):
+def test_a_group_computes_the_bits_of_one_process(group, folders, tmp_path, kind, ranks, stages, options):
     folder = folders(kind)
     alone = load_runner(str(folder), **{**SIZES, **options})
-    expected = outputs(alone, folder)
+    loras = [] if alone.info.lora_support.refusal else adapters(folder, tmp_path)
+    expected = outputs(alone, folder, loras)
     several = group(ranks, stages=stages, model=folder, **options)
-    assert several.info == replace(alone.info, lora_support=several.info.lora_support)
-    assert several.info.lora_support.refusal
-    assert alone.info.lora_support.refusal or "leave --tensor-parallel out" in several.info.lora_support.refusal
-    assert outputs(several, folder) == expected
+    assert several.info == alone.info
+    assert outputs(several, folder, loras) == expected
+    if loras:
+        assert outputs(several, folder) != expected

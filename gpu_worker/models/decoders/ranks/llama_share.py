@@ -1,8 +1,9 @@
 """How a decoder of the Llama family is divided between the ranks of a group.
 
-A rank computes the attention of some KV heads with their query heads, and some rows of every matrix. No sum is divided:
-a rank computes each of its sums as a whole, from inputs that the ranks share. So a group computes the bits of one
-process, whatever its size, and shares may differ in size.
+A rank computes the attention of some KV heads with their query heads, and some rows of every matrix. Where the KV heads of
+a host do not divide evenly between its ranks, they share its attention by what it takes: all blocks lie in memory that
+they share. No sum is divided: a rank computes each of its sums as a whole, from inputs that the ranks share. So a group
+computes the bits of one process, whatever its size, and shares may differ in size.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,7 +23,10 @@ from octavo.request.errors import InvalidArgument
 
 @dataclass(frozen=True, slots=True)
 class LlamaShare:
-    kv_heads: ShareSpan
+    kv_heads: ShareSpan  # the own ones, or those of the host whose attention its ranks share
+    queries: ShareSpan  # heads of the own products, as those of keys and values
+    keys: ShareSpan
+    values: ShareSpan
     hidden: ShareSpan
     inner: ShareSpan
     expert_inner: ShareSpan  # of each expert
@@ -37,7 +41,7 @@ class LlamaShare:
         stage, rank = divmod(place.rank, size)
         inner = inner_sizes(config)
         share = cls(
-            kv_heads=ShareSpan.of(config.num_kv_heads, rank, size),
+            **_heads(config, place),
             hidden=ShareSpan.of(config.hidden_size, rank, size, GROUP_ROWS),
             **{name: ShareSpan.of(total, rank, size, GROUP_ROWS) for name, total in inner.items()},
             vocab=ShareSpan.of(config.vocab_size, place.rank, place.size, GROUP_ROWS),
@@ -50,15 +54,10 @@ class LlamaShare:
     def rows(self, config: LlamaConfig) -> dict[str, list[ShareSpan]]:
         """The rows of each matrix of a layer, and of the output projection, by our names."""
         dim = config.head_dim
-        group = config.num_heads // config.num_kv_heads
         queries, keys, _ = config.qkv_rows
-        own = ShareSpan(self.kv_heads.first * dim, self.kv_heads.num * dim)
+        starts = ((self.queries, 0), (self.keys, queries), (self.values, queries + keys))
         return {
-            "qkv": [
-                ShareSpan(own.first * group, own.num * group),
-                ShareSpan(queries + own.first, own.num),
-                ShareSpan(queries + keys + own.first, own.num),
-            ],
+            "qkv": [ShareSpan(start + own.first * dim, own.num * dim) for own, start in starts],
             "out": [self.hidden],
             "gate_up": _twice(self.inner, config.intermediate_size),
             "down": [self.hidden],
@@ -104,11 +103,13 @@ class LlamaShare:
     ) -> dict[str, Any]:
         plan_bytes = place.plan_bytes(config.context_tokens)
         team = place.team(place.team_memory(extension.Llama.team_bytes(sizes, place.tokens, plan_bytes)))
+        heads = {"queries": self.queries, "keys": self.keys, "values": self.values}
         argument = {
             "team": team,
             "tokens": place.tokens,
             "plan_bytes": plan_bytes,
             "kv_heads": tuple(self.kv_heads),
+            "heads": [] if heads == _whole_heads(config, self.kv_heads) else [tuple(span) for span in heads.values()],
             "hidden": tuple(self.hidden),
             "inner": tuple(self.inner),
             "expert_inner": tuple(self.expert_inner),
@@ -133,6 +134,33 @@ def inner_sizes(config: LlamaConfig) -> dict[str, int]:
         "expert_inner": 0 if experts is None else experts.inner,
         "shared_inner": 0 if experts is None else experts.shared_inner,
     }
+
+
+def _whole_heads(config: LlamaConfig, kv_heads: ShareSpan) -> dict[str, ShareSpan]:
+    """Of the products of some KV heads."""
+    group = config.num_heads // config.num_kv_heads
+    queries = ShareSpan(kv_heads.first * group, kv_heads.num * group)
+    return {"queries": queries, "keys": kv_heads, "values": kv_heads}
+
+
+def _heads(config: LlamaConfig, place: RankPlace) -> dict[str, ShareSpan]:
+    """Of attention, and of the products before it. Where a rank has no whole KV heads, products are divided by the heads
+    of queries, keys and values: those of a KV head are neighbours."""
+    here, rank = min(place.ranks_of_stage, place.ranks_of_host), place.rank % place.ranks_of_stage
+    host = ShareSpan.of(config.num_kv_heads, rank // here, place.ranks_of_stage // here)
+    if host.num % here == 0 or place.has_device:
+        own = ShareSpan.of(config.num_kv_heads, rank, place.ranks_of_stage)
+        return {"kv_heads": own, **_whole_heads(config, own)}
+    group = config.num_heads // config.num_kv_heads
+    part = ShareSpan.of(host.num * (group + 2), rank % here, here)
+
+    def before(heads: int) -> tuple[int, int, int]:
+        whole, rest = divmod(heads, group + 2)
+        return (host.first + whole) * group + min(rest, group), host.first + whole + (rest > group), host.first + whole
+
+    ends = zip(before(part.first), before(part.first + part.num), strict=True)
+    queries, keys, values = (ShareSpan(first, end - first) for first, end in ends)
+    return {"kv_heads": host, "queries": queries, "keys": keys, "values": values}
 
 
 def _twice(span: ShareSpan, total: int) -> list[ShareSpan]:

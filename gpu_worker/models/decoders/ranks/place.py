@@ -10,8 +10,9 @@ from torch import Tensor
 from gpu_worker.ops import native
 from octavo.request.errors import InvalidArgument
 
-PLAN_BYTES_PER_TOKEN = 48  # id, position, slot, and row twice: sampled and scored; and what fills lines
+PLAN_BYTES_PER_TOKEN = 56  # id, position, slot, and row thrice: sampled, scored, adapted; and what fills lines
 PLAN_BYTES = 4096
+ADAPTER_PLAN_BYTES = 24  # number, place and tokens
 
 
 class TeamBroken(RuntimeError):
@@ -49,6 +50,7 @@ class RankPlace:
     patience_s: float  # how long a rank that does not come is waited for
     team_memory: Callable[[int], Tensor]
     arena_memory: Callable[[int], Tensor]
+    adapter_memory: Callable[[], Tensor] | None = None  # None: no adapter runs in the group
     # Of ranks with a device each: the descriptor of a file by which they find each other; -1: they share memory.
     meeting: int = -1
     rehearsal: str = ""  # of those: the ops with which CPUs pretend to be their devices; empty: they are GPUs
@@ -96,7 +98,7 @@ class RankPlace:
     def plan_bytes(self, context_tokens: int) -> int:
         """How many bytes the largest step has, without its activations."""
         table = -(-context_tokens // self.block_size) + 1
-        return PLAN_BYTES + self.tokens * PLAN_BYTES_PER_TOKEN + self.sequences * (4 * table + 8)
+        return PLAN_BYTES + self.tokens * PLAN_BYTES_PER_TOKEN + self.sequences * (4 * table + 8 + ADAPTER_PLAN_BYTES)
 
 
 def of_hosts(place: RankPlace, share_of: Callable[[RankPlace], Any]) -> list[Any]:
