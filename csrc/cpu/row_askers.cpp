@@ -69,34 +69,11 @@ void RowAskers::each(const Body& body) {
     });
 }
 
-// What is here of the asker's row, and the highest logit of all of it; nothing where no token can be sampled.
-const float* RowAskers::row_of(const Asker& asker, Drawer& drawer, float& highest) const {
-    const auto& [branch, row, total] = asker.asked;
-    const float* x = static_cast<const float*>(logits_.data) + row * logits_.stride;
-    const Mask& mask = *masks_[static_cast<std::size_t>(row)];
-    const bool adjusted = adjusts(branches_.adjustments, branch), masked = !total && !mask.empty();
-    std::int64_t best = drawer.look(x);
-    if (best >= 0 && (adjusted || masked)) {
-        float* own = drawer.copy(x);
-        x = own;
-        if (adjusted) {
-            adjust(own, all_.count, branches_.adjustments, branch);
-            best = drawer.look(own);
-        }
-        if (best >= 0 && masked) {
-            leave_masked(own, all_, mask);
-            best = drawer.look(own);
-        }
-    }
-    highest = best >= 0 ? x[best] : 0;
-    return best >= 0 ? x : nullptr;
-}
-
 void RowAskers::begin(Asker& asker, Drawer& drawer) const {
     Question::Fixed& about = asker.question.fixed;
-    asker.asks = row_of(asker, drawer, about.highest) != nullptr;
     const auto& [branch, row, total] = asker.asked;
     const Draws& draws = branches_.draws;
+    look(asker, drawer);
     about.row = static_cast<std::int32_t>(row);
     about.masked = !total && !masks_[static_cast<std::size_t>(row)]->empty() ? 1 : 0;
     about.factor = draw::factor_of(total ? 1.0F : at<float>(draws.temperature, branch));
@@ -106,6 +83,45 @@ void RowAskers::begin(Asker& asker, Drawer& drawer) const {
         if (at<float>(draws.top_p, branch) < 1) {
             about.kind = Question::kMasses;
             about.buckets = kNearBuckets;
+        }
+    }
+}
+
+// What is here of the asker's row, and the highest logit of all of it. It asks nothing if no token can be sampled.
+void RowAskers::look(Asker& asker, Drawer& drawer) const {
+    const auto& [branch, row, total] = asker.asked;
+    const Mask& mask = *masks_[static_cast<std::size_t>(row)];
+    const bool adjusted = adjusts(branches_.adjustments, branch), masked = !total && !mask.empty();
+    const float* x = static_cast<const float*>(logits_.data) + row * logits_.stride;
+    std::int64_t best = drawer.look(x);
+    if (best >= 0 && (adjusted || masked)) {
+        float* changed = drawer.copy(x);
+        x = changed;
+        if (adjusted) {
+            adjust(changed, all_.count, branches_.adjustments, branch);
+            best = drawer.look(changed);
+        }
+        if (best >= 0 && masked) {
+            leave_masked(changed, all_, mask);
+            best = drawer.look(changed);
+        }
+    }
+    if (best < 0) {
+        return;
+    }
+    asker.asks = true;
+    asker.question.fixed.highest = x[best];
+    asker.x = x + span(0).first;
+    if (adjusted || masked) {
+        asker.changed.assign(asker.x, asker.x + span(0).count);
+        asker.x = asker.changed.data();
+    }
+    asker.told.resize(hosts());
+    for (std::size_t host = 1; host < hosts(); ++host) {
+        const std::int64_t first = span(host).first;
+        for (const std::int64_t place : drawer.possible(x + first, span(host).count)) {
+            asker.told[host].tokens.push_back({x[first + place], static_cast<std::int32_t>(first + place)});
+            asker.told[host].logits.push_back(x[first + place]);
         }
     }
 }
@@ -121,12 +137,24 @@ std::vector<char> RowAskers::questions() const {
 }
 
 void RowAskers::answer_here() {
-    each([&](Asker& asker, Drawer& drawer) {
-        asker.answers.assign(logits_.spans->size(), {});
-        float highest = 0;
-        if (asker.asks && asker.question.fixed.kind != Question::kToken) {
-            const float* x = row_of(asker, drawer, highest);
-            answer_of(asker.question, x, all_, {}, asker.answers[0]);
+    each([&](Asker& asker, Drawer&) {
+        asker.answers.assign(2 * hosts() - 1, {});
+        Question question = asker.question;
+        Question::Fixed& about = question.fixed;
+        if (!asker.asks || about.kind == Question::kToken) {
+            return;
+        }
+        answer_of(question, asker.x, span(0), {}, asker.answers[0]);
+        for (std::size_t host = 1; host < hosts(); ++host) {
+            const auto& [tokens, logits] = asker.told[host];
+            const auto after = std::upper_bound(tokens.begin(), tokens.end(), asker.question.fixed.kept.id,
+                                                [](std::int64_t id, const Entry& each) { return id < each.id; });
+            about.kept.id = after - tokens.begin() - 1;  // by place among these
+            Answer& answer = asker.answers[hosts() - 1 + host];
+            answer_of(question, logits.data(), {0, static_cast<std::int64_t>(logits.size())}, {}, answer);
+            for (Entry& each : answer.tokens) {
+                each.id = tokens[static_cast<std::size_t>(each.id)].id;
+            }
         }
     });
 }
@@ -134,7 +162,6 @@ void RowAskers::answer_here() {
 bool RowAskers::take(int host, const std::vector<char>& answers) {
     const char* from = answers.data();
     auto left = static_cast<std::int64_t>(answers.size());
-    const Span& span = (*logits_.spans)[static_cast<std::size_t>(host)];
     for (Asker& asker : askers_) {
         if (!asker.asks) {
             continue;
@@ -145,7 +172,9 @@ bool RowAskers::take(int host, const std::vector<char>& answers) {
                                    : about.kind == Question::kMasses ? static_cast<std::size_t>(about.buckets) + 1
                                                                      : 0;
         const bool one = about.kind == Question::kToken && about.host == host;
-        const auto fits = [&](const Entry& each) { return has(span, each.id) && each.logit <= about.highest; };
+        const auto fits = [&](const Entry& each) {
+            return has(span(static_cast<std::size_t>(host)), each.id) && each.logit <= about.highest;
+        };
         if (!octavo::take(from, left, answer) || answer.masses.size() != masses ||
             (about.kind != Question::kBucket && answer.tokens.size() != (one ? 1U : 0U)) ||
             !std::all_of(answer.tokens.begin(), answer.tokens.end(), fits)) {
@@ -223,10 +252,10 @@ void RowAskers::take_candidates(Asker& asker) const {
     }
     end_at(about.kept, asker.cut, candidates, 0, [](std::uint64_t weight) { return weight; });
     about.kind = Question::kMass;
-    for (std::size_t host = 0; host < asker.answers.size() && about.kept.least <= 0; ++host) {  // it need not be asked
-        const auto first = asker.buckets[host].masses.begin() + 1;
+    for (std::size_t part = 0; part < asker.answers.size() && about.kept.least <= 0; ++part) {  // it need not be asked
+        const auto first = asker.buckets[part].masses.begin() + 1;
         std::uint64_t mass = std::accumulate(first, first + asker.cut.bucket, std::uint64_t{0});
-        for (const Entry& each : asker.answers[host].tokens) {
+        for (const Entry& each : asker.answers[part].tokens) {
             mass += is_kept(candidate(each), about.kept) ? candidate(each).weight : 0;
         }
         asker.masses.push_back(mass);
@@ -234,42 +263,29 @@ void RowAskers::take_candidates(Asker& asker) const {
 }
 
 // Who is at the place that a random number gives, if it is one of the front's own tokens; or whom to ask. By id, tokens
-// that the front was sent stand between those that it was not, so they are counted where they stand, and told.
+// that a host has told stand between its others, so they count where they stand, and it is told them.
 void RowAskers::draw(Asker& asker, Drawer& drawer) const {
     Question::Fixed& about = asker.question.fixed;
-    float highest = 0;
-    const float* x = row_of(asker, drawer, highest);
-    const auto here = [&](const Span& span) {
-        drawer.part(x + span.first, span.count, about.highest, about.factor);
-        return drawer.mass(kept_from(about.kept, span.first));
-    };
-    const std::vector<Span>& spans = *logits_.spans;
-    asker.masses[0] = 0;
-    for (std::size_t host = 0; host < spans.size(); ++host) {
-        asker.masses[host] += here(spans[host]);
-    }
     const std::uint64_t all = std::accumulate(asker.masses.begin(), asker.masses.end(), std::uint64_t{0});
     about.place = draw::place_of(chance_of(branches_.draws, asker.asked.branch).bits(0), all);
     std::size_t host = 0;
-    while (host + 1 < spans.size() && about.place >= asker.masses[host]) {
-        about.place -= asker.masses[host++];
+    for (std::uint64_t here = asker.masses[0]; host + 1 < hosts() && about.place >= here;) {
+        about.place -= here;
+        ++host;
+        here = asker.masses[host] + asker.masses[hosts() - 1 + host];
     }
-    const Span& span = spans[host];
-    if (host == 0) {
-        here(span);
-        asker.found.id =
-            static_cast<std::int32_t>(span.first + drawer.token_at(kept_from(about.kept, span.first), about.place));
-        asker.asks = false;
+    if (host > 0) {
+        about.kind = Question::kToken;
+        about.host = static_cast<std::int32_t>(host);
+        asker.question.known = asker.told[host].tokens;
+        about.known = static_cast<std::int32_t>(asker.question.known.size());
         return;
     }
-    about.kind = Question::kToken;
-    about.host = static_cast<std::int32_t>(host);
-    for (std::int64_t id = span.first; id < span.first + span.count; ++id) {
-        if (x[id] > kNever) {
-            asker.question.known.push_back({x[id], static_cast<std::int32_t>(id)});
-        }
-    }
-    about.known = static_cast<std::int32_t>(asker.question.known.size());
+    const Kept kept = kept_from(about.kept, span(0).first);
+    drawer.part(asker.x, span(0).count, about.highest, about.factor);
+    drawer.mass(kept);
+    asker.found.id = static_cast<std::int32_t>(span(0).first + drawer.token_at(kept, about.place));
+    asker.asks = false;
 }
 
 void RowAskers::finish() const {

@@ -53,23 +53,34 @@ class RowAskers {
     void finish() const;
 
   private:
+    // Tokens that another host has sent, by id: with it, they are all of its span.
+    struct Told {
+        std::vector<Entry> tokens;
+        std::vector<float> logits;
+    };
+
     struct Asker {
         Asked asked;
         Question question;
         bool asks = false;
-        std::vector<Answer> answers;        // of all hosts, to this question
-        std::vector<Answer> buckets;        // of all hosts, if there was a question of masses
-        std::vector<std::uint64_t> masses;  // of what each part has of the tokens that are kept
+        const float* x = nullptr;           // the front's own tokens
+        std::vector<float> changed;         // these, if they are not those of the model
+        std::vector<Told> told;             // by host
+        std::vector<Answer> answers;        // of all parts, to this question: of all hosts, and of what each has told
+        std::vector<Answer> buckets;        // of all parts, if there was a question of masses
+        std::vector<std::uint64_t> masses;  // of all parts: of the tokens that are kept
         Cut cut;
         Entry found;
     };
 
+    std::size_t hosts() const { return logits_.spans->size(); }
+    const Span& span(std::size_t host) const { return (*logits_.spans)[host]; }
     void begin(Asker& asker, Drawer& drawer) const;
+    void look(Asker& asker, Drawer& drawer) const;
     void go_on(Asker& asker, Drawer& drawer) const;
     void take_buckets(Asker& asker) const;
     void take_candidates(Asker& asker) const;
     void draw(Asker& asker, Drawer& drawer) const;
-    const float* row_of(const Asker& asker, Drawer& drawer, float& highest) const;
     template <typename Body>
     void each(const Body& body);
 

@@ -14,6 +14,8 @@ constexpr int kBuckets = 41 * 16;  // of tokens by power: sixteen to a power of 
                                    // all alike, as nothing there weighs anything
 constexpr int kNearBuckets = 16 * 16;  // where filters mostly cut
 
+static inline std::int32_t bucket_of(float power) { return static_cast<std::int32_t>(-16.0F * power); }
+
 // What is common to a row's tokens.
 struct DrawRow {
     const float* logits;

@@ -144,8 +144,10 @@ void WantedLogits::pack_row(std::int64_t row, float* x, const Span& span, char* 
     const Row& wanted = row_at(row);
     std::vector<Entry> found;
     const auto add = [&](const float* of, std::int64_t count) {
-        for (const std::int64_t place : likeliest(of, span.count, count)) {
-            found.push_back({x[place], static_cast<std::int32_t>(span.first + place)});
+        const auto places =
+            count == 1 ? std::vector<std::int64_t>{kernels().argmax(of, span.count)} : likeliest(of, span.count, count);
+        for (const std::int64_t place : places) {
+            found.push_back({of[place], static_cast<std::int32_t>(span.first + place)});
         }
     };
     const std::int64_t best = span.count > 0 ? kernels().argmax(x, span.count) : 0;
