@@ -170,24 +170,30 @@ class Drawer {
 
     // Its tokens in a bucket.
     const std::vector<Candidate>& in_bucket(int bucket) {
-        const double reach = (bucket + 1) / 16.0 * 1.00001 / static_cast<double>(row_.factor);  // more than it has
-        const auto end = static_cast<float>(static_cast<double>(row_.highest) - reach);
+        const auto below = [&](double power) {
+            const double reach = power / static_cast<double>(row_.factor);
+            return static_cast<float>(static_cast<double>(row_.highest) - reach);
+        };
+        const float low = std::nextafter(below((bucket + 1) / 16.0 * 1.00001), kNever);  // a bit more than it has
+        const float high = std::nextafter(below(bucket / 16.0 * 0.99999), -kNever);
         candidates_.clear();
-        each_above(std::nextafter(end, kNever), [&](std::int64_t id) {
-            const float power = draw::power_of(row_.logits[id], row_.highest, row_.factor);
-            if (bucket_of(power) == bucket) {
-                candidates_.push_back({row_.logits[id], id, 0});
+        for (std::int64_t id = 0; id < row_.count; ++id) {
+            const float logit = row_.logits[id];
+            if (logit >= low && logit <= high &&
+                bucket_of(draw::power_of(logit, row_.highest, row_.factor)) == bucket) {
+                candidates_.push_back({logit, id, 0});
             }
-        });
+        }
         return candidates_;
     }
 
     // Where those of x [count] are that are possible.
-    std::vector<std::int64_t> possible(const float* x, std::int64_t count) {
+    std::vector<std::int64_t> possible(const float* x, std::int64_t count) const {
         std::vector<std::int64_t> places;
-        row_.logits = x;
-        row_.count = count;
-        each_above(kNever, [&](std::int64_t place) { places.push_back(place); });
+        for (std::int64_t place = loops_->next_above(x, 0, count, kNever); place < count;
+             place = loops_->next_above(x, place + 1, count, kNever)) {
+            places.push_back(place);
+        }
         return places;
     }
 
@@ -227,15 +233,6 @@ class Drawer {
         num_buckets_ = num;
         buckets_.resize(static_cast<std::size_t>(row_.count));
         return loops_->histogram(row_, num, buckets_.data(), counts_, masses_);
-    }
-
-    template <typename Body>
-    void each_above(float least, const Body& body) const {
-        const float* x = row_.logits;
-        for (std::int64_t id = loops_->next_above(x, 0, row_.count, least); id < row_.count;
-             id = loops_->next_above(x, id + 1, row_.count, least)) {
-            body(id);
-        }
     }
 
     // Ends `kept`, of `mass`, where its first tokens come to `target` by `amount` of a weight; `amounts`: the sums of
