@@ -48,7 +48,7 @@ class NativeSampler(Sampler):
         drawn, totals = torch.empty((2, len(targets)), dtype=torch.int64)
         given = {"temperature": off, "top_k": off.int(), "top_p": off + 1, "min_p": off}  # nothing is drawn
         given |= dict.fromkeys(("rows", "seed", "branch", "index"), numbers)
-        given |= {"targets": torch.tensor(targets, dtype=torch.int64), "counts": torch.full_like(numbers, num_top).int()}
+        given |= {"targets": torch.tensor(targets, dtype=torch.int64), "counts": off.int() + num_top}
         self._wanted = targets, {"totals": totals}
         return self._extension.WantedLogits(len(targets), self.vocab_size, drawn, totals, **given)
 

@@ -86,8 +86,8 @@ def test_no_frame_is_taken_for_another(
 
 def question(kind: int, told: bytes = b"", **others: float) -> bytes:
     """About all that a host has of its row."""
-    fields = {"place": 0, "logit": -float("inf"), "id": (1 << 63) - 1, "least": 0.0, "kind": kind, "row": 0, "masked": 0}
-    fields |= {"highest": 0.0, "factor": 1.0, "buckets": 256, "host": 1, "known": len(told) // 8}
+    fields = {"place": 0, "logit": -float("inf"), "id": (1 << 63) - 1, "least": 0.0, "kind": kind, "row": 0}
+    fields |= {"masked": 0, "highest": 0.0, "factor": 1.0, "buckets": 256, "host": 1, "known": len(told) // 8}
     return QUESTION.pack(*(fields | others).values()) + told
 
 
