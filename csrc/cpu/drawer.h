@@ -129,7 +129,7 @@ class Drawer {
             }
         }
         if (further != nullptr) {
-            list_kept(kept);
+            kept_ones(kept);
             return pick_listed(least, further, chance);
         }
         kept.least = least;
@@ -185,6 +185,29 @@ class Drawer {
             }
         }
         return candidates_;
+    }
+
+    // Its tokens that are kept and weigh something.
+    const std::vector<Candidate>& kept_ones(const Kept& kept) {
+        mass(kept);
+        candidates_.clear();
+        for (std::int64_t id = 0; id < row_.count; ++id) {
+            if (spans_[static_cast<std::size_t>(id / kSpan)] == 0) {
+                id += kSpan - 1;
+                continue;
+            }
+            const Candidate each{row_.logits[id], id, draw::weight_of(row_.logits[id], row_.highest, row_.factor)};
+            if (each.weight > 0 && is_kept(each, kept)) {
+                candidates_.push_back(each);
+            }
+        }
+        return candidates_;
+    }
+
+    // After `part`, of a whole row: what `draw` does with the tokens that are kept.
+    std::int64_t draw_among(const std::vector<Candidate>& kept, const Draws& draws, std::int64_t branch) {
+        candidates_ = kept;
+        return pick_listed(0, further_of(draws, branch), chance_of(draws, branch));
     }
 
     // Where those of x [count] are that are possible.
@@ -287,17 +310,6 @@ class Drawer {
         std::nth_element(candidates_.begin(), last, candidates_.end(), before);
         candidates_.resize(num);
         return last->logit;
-    }
-
-    // All kept tokens that weigh something become the candidates.
-    void list_kept(const Kept& kept) {
-        candidates_.clear();
-        for (std::int64_t id = 0; id < row_.count; ++id) {
-            const Candidate each{row_.logits[id], id, draw::weight_of(row_.logits[id], row_.highest, row_.factor)};
-            if (each.weight > 0 && !before({kept.logit, kept.id, 0}, each)) {
-                candidates_.push_back(each);
-            }
-        }
     }
 
     // What `cut` does for top-p, of candidates alone.

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <functional>
-#include <iterator>
 #include <numeric>
 #include <utility>
 
@@ -10,6 +9,14 @@
 #include "octavo/pool.h"
 
 namespace octavo {
+
+namespace {
+
+Candidate candidate_of(const Entry& each, const Question::Fixed& about) {
+    return {each.logit, each.id, draw::weight_of(each.logit, about.highest, about.factor)};
+}
+
+}  // namespace
 
 TensorRef SampledBranches::kept(const TensorRef& given) {
     TensorRef own = given;
@@ -80,11 +87,18 @@ void RowAskers::begin(Asker& asker, Drawer& drawer) const {
     about.kept = kAllKept;
     if (!total) {
         about.kept.least = draw::least_of(at<float>(draws.min_p, branch));
+        about.kind = of_kept(asker);
         if (at<float>(draws.top_p, branch) < 1) {
             about.kind = Question::kMasses;
             about.buckets = kNearBuckets;
         }
     }
+}
+
+// What is asked of the tokens that are kept.
+Question::Kind RowAskers::of_kept(const Asker& asker) const {
+    const bool further = !asker.asked.total && further_of(branches_.draws, asker.asked.branch) != nullptr;
+    return further ? Question::kTokens : Question::kMass;
 }
 
 // What is here of the asker's row, and the highest logit of all of it. It asks nothing if no token can be sampled.
@@ -172,11 +186,12 @@ bool RowAskers::take(int host, const std::vector<char>& answers) {
                                    : about.kind == Question::kMasses ? static_cast<std::size_t>(about.buckets) + 1
                                                                      : 0;
         const bool one = about.kind == Question::kToken && about.host == host;
+        const bool listed = about.kind == Question::kBucket || about.kind == Question::kTokens;
         const auto fits = [&](const Entry& each) {
             return has(span(static_cast<std::size_t>(host)), each.id) && each.logit <= about.highest;
         };
         if (!octavo::take(from, left, answer) || answer.masses.size() != masses ||
-            (about.kind != Question::kBucket && answer.tokens.size() != (one ? 1U : 0U)) ||
+            (!listed && answer.tokens.size() != (one ? 1U : 0U)) ||
             !std::all_of(answer.tokens.begin(), answer.tokens.end(), fits)) {
             return false;
         }
@@ -207,6 +222,17 @@ void RowAskers::go_on(Asker& asker, Drawer& drawer) const {
         case Question::kBucket:
             take_candidates(asker);
             break;
+        case Question::kTokens: {
+            const std::vector<Candidate> kept = candidates_of(asker);
+            asker.asks = false;
+            if (!kept.empty()) {
+                drawer.part(asker.x, span(0).count, about.highest, about.factor);
+                const std::int64_t id = drawer.draw_among(kept, branches_.draws, asker.asked.branch);
+                const auto drawn = std::find_if(kept.begin(), kept.end(), [id](auto& each) { return each.id == id; });
+                asker.found = {drawn->logit, static_cast<std::int32_t>(id)};
+            }
+            return;
+        }
         default:
             asker.found = asker.answers[static_cast<std::size_t>(about.host)].tokens[0];
             asker.asks = false;
@@ -217,6 +243,17 @@ void RowAskers::go_on(Asker& asker, Drawer& drawer) const {
     } else if (!asker.masses.empty()) {
         draw(asker, drawer);
     }
+}
+
+// Of all parts.
+std::vector<Candidate> RowAskers::candidates_of(const Asker& asker) {
+    std::vector<Candidate> found;
+    for (const Answer& answer : asker.answers) {
+        for (const Entry& each : answer.tokens) {
+            found.push_back(candidate_of(each, asker.question.fixed));
+        }
+    }
+    return found;
 }
 
 // In which bucket of all hosts' tokens the share of top-p ends.
@@ -236,27 +273,25 @@ void RowAskers::take_buckets(Asker& asker) const {
     } else if (about.buckets < kBuckets) {
         about.buckets = kBuckets;
     } else {
-        about.kind = Question::kMass;
+        about.kind = of_kept(asker);
     }
 }
 
 // Where in that bucket.
 void RowAskers::take_candidates(Asker& asker) const {
     Question::Fixed& about = asker.question.fixed;
-    const auto candidate = [&](const Entry& each) {
-        return Candidate{each.logit, each.id, draw::weight_of(each.logit, about.highest, about.factor)};
-    };
-    std::vector<Candidate> candidates;
-    for (const Answer& each : asker.answers) {
-        std::transform(each.tokens.begin(), each.tokens.end(), std::back_inserter(candidates), candidate);
-    }
+    std::vector<Candidate> candidates = candidates_of(asker);
     end_at(about.kept, asker.cut, candidates, 0, [](std::uint64_t weight) { return weight; });
-    about.kind = Question::kMass;
-    for (std::size_t part = 0; part < asker.answers.size() && about.kept.least <= 0; ++part) {  // it need not be asked
+    about.kind = of_kept(asker);
+    if (about.kind != Question::kMass || about.kept.least > 0) {
+        return;
+    }
+    for (std::size_t part = 0; part < asker.answers.size(); ++part) {  // it need not be asked
         const auto first = asker.buckets[part].masses.begin() + 1;
         std::uint64_t mass = std::accumulate(first, first + asker.cut.bucket, std::uint64_t{0});
-        for (const Entry& each : asker.answers[part].tokens) {
-            mass += is_kept(candidate(each), about.kept) ? candidate(each).weight : 0;
+        for (const Entry& entry : asker.answers[part].tokens) {
+            const Candidate each = candidate_of(entry, about);
+            mass += is_kept(each, about.kept) ? each.weight : 0;
         }
         asker.masses.push_back(mass);
     }

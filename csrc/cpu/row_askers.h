@@ -75,7 +75,9 @@ class RowAskers {
 
     std::size_t hosts() const { return logits_.spans->size(); }
     const Span& span(std::size_t host) const { return (*logits_.spans)[host]; }
+    static std::vector<Candidate> candidates_of(const Asker& asker);
     void begin(Asker& asker, Drawer& drawer) const;
+    Question::Kind of_kept(const Asker& asker) const;
     void look(Asker& asker, Drawer& drawer) const;
     void go_on(Asker& asker, Drawer& drawer) const;
     void take_buckets(Asker& asker) const;

@@ -107,6 +107,11 @@ bool answer_of(const Question& question, const float* x, const Span& span, const
                 answer.tokens.push_back({each.logit, static_cast<std::int32_t>(span.first + each.id)});
             }
             return true;
+        case Question::kTokens:
+            for (const Candidate& each : drawer.kept_ones(kept)) {
+                answer.tokens.push_back({each.logit, static_cast<std::int32_t>(span.first + each.id)});
+            }
+            return true;
         case Question::kToken: {
             if (about.place >= drawer.mass(kept)) {
                 return false;

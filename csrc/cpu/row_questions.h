@@ -2,8 +2,8 @@
 //
 // A log probability needs the mass of all tokens. A draw needs the mass of those that are kept, and then, from the host
 // where the drawn place is, who is there. Where top-p keeps some, there are two questions before: the mass of each
-// bucket of tokens (sample.h), and who is in the one where the share ends. Bytes are those of a machine of the same
-// kind, as in all that hosts tell each other.
+// bucket of tokens (sample.h), and who is in the one where the share ends. Further filters need all that are kept.
+// Bytes are those of a machine of the same kind, as in all that hosts tell each other.
 #pragma once
 
 #include <cstdint>
@@ -25,11 +25,11 @@ struct Entry {
 inline bool has(const Span& span, std::int64_t id) { return id >= span.first && id < span.first + span.count; }
 
 struct Question {
-    enum Kind : std::int32_t { kMass, kMasses, kBucket, kToken };
+    enum Kind : std::int32_t { kMass, kMasses, kBucket, kToken, kTokens };
 
     struct Fixed {
         std::uint64_t place = 0;  // kToken: of the mass of its kept ones
-        Kept kept{kNever, 0, 0};  // kMass, kToken
+        Kept kept{kNever, 0, 0};  // kMass, kToken, kTokens
         std::int32_t kind = kMass;
         std::int32_t row = 0;
         std::int32_t masked = 0;           // whether it is about what the row's mask leaves

@@ -70,7 +70,8 @@ bool WantedLogits::want(Row& row, const std::vector<std::int64_t>& here, std::in
             count = limit > 0 ? std::min(count, limit) : count;
         }
         if (count > std::max<std::int64_t>(vocabulary / kLikeliest, 1)) {
-            if ((top_k > 0 && top_k < vocabulary) || further_of(draws, i) != nullptr) {
+            const bool cut = at<float>(draws.top_p, i) < 1 || at<float>(draws.min_p, i) > 0;
+            if ((top_k > 0 && top_k < vocabulary) || (further_of(draws, i) != nullptr && !cut)) {
                 return false;
             }
             branches.asked.push_back({i, at<std::int64_t>(draws.rows, i), false});

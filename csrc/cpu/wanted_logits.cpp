@@ -147,7 +147,9 @@ void WantedLogits::pack_row(std::int64_t row, float* x, const Span& span, char* 
         const auto places =
             count == 1 ? std::vector<std::int64_t>{kernels().argmax(of, span.count)} : likeliest(of, span.count, count);
         for (const std::int64_t place : places) {
-            found.push_back({of[place], static_cast<std::int32_t>(span.first + place)});
+            if (of[place] > kNever) {
+                found.push_back({x[place], static_cast<std::int32_t>(span.first + place)});
+            }
         }
     };
     const std::int64_t best = span.count > 0 ? kernels().argmax(x, span.count) : 0;

@@ -95,7 +95,7 @@ def received(stream: socket.socket, size: int) -> bytes:
     return stream.recv(size, socket.MSG_WAITALL)
 
 
-MASS, MASSES, BUCKET, TOKEN = range(4)
+MASS, MASSES, BUCKET, TOKEN, TOKENS = range(5)
 ALL = 31 << 40  # what a host has of 32 tokens that are all alike, when it has sent one
 LAST = struct.pack("=2if", 0, 1, 0.0) + struct.pack("=i", 63)
 
@@ -107,6 +107,7 @@ CASES: list[tuple[bytes, bytes | None]] = [
     (question(TOKEN, place=ALL - 1), LAST),
     (question(TOKEN, struct.pack("=fi", -1.0, 33), place=ALL - (1 << 40)), LAST),
     (question(TOKEN, host=0), bytes(8)),
+    (question(TOKENS, logit=0.0, id=33), struct.pack("=2i", 0, 1) + struct.pack("=fi", 0.0, 33)),
     (question(MASS, row=1), None),
     (question(MASS, row=-1), None),
     (question(MASS, highest=-0.5), None),
@@ -118,7 +119,7 @@ CASES: list[tuple[bytes, bytes | None]] = [
     (question(TOKEN, struct.pack("=fi", 0.5, 40)), None),
     (question(MASS, known=-1), None),
     (question(MASS, known=1), None),
-    (question(4), None),
+    (question(5), None),
     (b"short", None),
 ]
 

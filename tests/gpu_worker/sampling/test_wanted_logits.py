@@ -29,8 +29,9 @@ PLAIN = {
     "min_p": [0.0, 0.0, 0.05, 1.0],
 }
 OTHERS: dict[str, list[Any]] = {
-    "typical_p": [0.8],
-    "xtc_probability": [1.0],
+    "typical_p": [0.8, 0.3],
+    "xtc_probability": [0.5, 1.0],
+    "xtc_threshold": [0.02],
     "repetition_penalty": [1.3, 0.5],
     "presence_penalty": [1.5, -1.0],
     "min_tokens": [5],
