@@ -32,24 +32,26 @@ void bind_ops(py::module_& module) {
            const TensorRef& branch, const TensorRef& index, const TensorRef& filters, const TensorRef& mask_of,
            const TensorRef& masks, const TensorRef& repetition, const TensorRef& seen_ends, const TensorRef& seen_ids,
            const TensorRef& seen_costs, const TensorRef& bias_ends, const TensorRef& bias_ids, const TensorRef& biases,
-           const TensorRef& allowed_ends, const TensorRef& allowed_ids, const TensorRef& counts,
-           const TensorRef& logprobs, const TensorRef& top_ids, const TensorRef& top_logprobs) {
+           const TensorRef& allowed_ends, const TensorRef& allowed_ids, const TensorRef& drawn, const TensorRef& counts,
+           const TensorRef& logprobs, const TensorRef& top_ids, const TensorRef& top_logprobs,
+           const TensorRef& totals) {
             (sample)(
-                ids, logits, {rows, temperature, top_k, top_p, min_p, filters, seed, branch, index, mask_of, masks},
+                ids, logits,
+                {rows, temperature, top_k, top_p, min_p, filters, seed, branch, index, mask_of, masks, drawn},
                 {repetition, seen_ends, seen_ids, seen_costs, bias_ends, bias_ids, biases, allowed_ends, allowed_ids},
-                {counts, logprobs, top_ids, top_logprobs});
+                {counts, logprobs, top_ids, top_logprobs, totals});
         },
         "ids"_a, "logits"_a, py::kw_only(), "rows"_a, "temperature"_a, "top_k"_a, "top_p"_a, "min_p"_a, "seed"_a,
         "branch"_a, "index"_a, "filters"_a = none, "mask_of"_a = none, "masks"_a = none, "repetition"_a = none,
         "seen_ends"_a = none, "seen_ids"_a = none, "seen_costs"_a = none, "bias_ends"_a = none, "bias_ids"_a = none,
-        "biases"_a = none, "allowed_ends"_a = none, "allowed_ids"_a = none, "counts"_a = none, "logprobs"_a = none,
-        "top_ids"_a = none, "top_logprobs"_a = none, free);
+        "biases"_a = none, "allowed_ends"_a = none, "allowed_ids"_a = none, "drawn"_a = none, "counts"_a = none,
+        "logprobs"_a = none, "top_ids"_a = none, "top_logprobs"_a = none, "totals"_a = none, free);
     module.def(
         "score",
         [](const TensorRef& logits, const TensorRef& targets, const TensorRef& counts, const TensorRef& logprobs,
-           const TensorRef& top_ids,
-           const TensorRef& top_logprobs) { (score)(logits, targets, {counts, logprobs, top_ids, top_logprobs}); },
-        "logits"_a, "targets"_a, "counts"_a, "logprobs"_a, "top_ids"_a, "top_logprobs"_a, free);
+           const TensorRef& top_ids, const TensorRef& top_logprobs,
+           const TensorRef& totals) { (score)(logits, targets, {counts, logprobs, top_ids, top_logprobs, totals}); },
+        "logits"_a, "targets"_a, "counts"_a, "logprobs"_a, "top_ids"_a, "top_logprobs"_a, "totals"_a = none, free);
     module.def("copy_blocks", &copy_blocks, "source"_a, "target"_a, "pairs"_a, free);
     module.def("gather_blocks", &gather_blocks, "staging"_a, "arena"_a, "ids"_a, "begin"_a = 0, free);
     module.def("scatter_blocks", &scatter_blocks, "arena"_a, "staging"_a, "ids"_a, "begin"_a = 0, free);

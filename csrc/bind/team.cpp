@@ -57,9 +57,31 @@ void bind_order(py::module_& module) {
 
 void bind_hosts(py::module_& module) {
     py::class_<WantedLogits>(module, "WantedLogits", "What the front wants of rows of logits; by default all.")
-        .def(py::init<const TensorRef&, const TensorRef&, const TensorRef&, const TensorRef&, const TensorRef&>(),
-             "counts"_a, "ends"_a, "ids"_a, "mask_of"_a = py::none(), "masks"_a = py::none())
-        .def("rows", &WantedLogits::rows, "first"_a, "count"_a);
+        .def(
+            py::init([](std::int64_t num_rows, std::int64_t vocabulary, const TensorRef& drawn, const TensorRef& totals,
+                        const TensorRef& rows, const TensorRef& temperature, const TensorRef& top_k,
+                        const TensorRef& top_p, const TensorRef& min_p, const TensorRef& seed, const TensorRef& branch,
+                        const TensorRef& index, const TensorRef& filters, const TensorRef& mask_of,
+                        const TensorRef& masks, const TensorRef& repetition, const TensorRef& seen_ends,
+                        const TensorRef& seen_ids, const TensorRef& seen_costs, const TensorRef& bias_ends,
+                        const TensorRef& bias_ids, const TensorRef& biases, const TensorRef& allowed_ends,
+                        const TensorRef& allowed_ids, const TensorRef& counts, const TensorRef& targets) {
+                return WantedLogits(
+                    num_rows, vocabulary,
+                    {rows, temperature, top_k, top_p, min_p, filters, seed, branch, index, mask_of, masks, {}},
+                    {repetition, seen_ends, seen_ids, seen_costs, bias_ends, bias_ids, biases, allowed_ends,
+                     allowed_ids},
+                    counts, targets, drawn, totals);
+            }),
+            "num_rows"_a, "vocabulary"_a, "drawn"_a, "totals"_a, py::kw_only(), "rows"_a, "temperature"_a, "top_k"_a,
+            "top_p"_a, "min_p"_a, "seed"_a, "branch"_a, "index"_a, "filters"_a = py::none(), "mask_of"_a = py::none(),
+            "masks"_a = py::none(), "repetition"_a = py::none(), "seen_ends"_a = py::none(), "seen_ids"_a = py::none(),
+            "seen_costs"_a = py::none(), "bias_ends"_a = py::none(), "bias_ids"_a = py::none(), "biases"_a = py::none(),
+            "allowed_ends"_a = py::none(), "allowed_ids"_a = py::none(), "counts"_a = py::none(),
+            "targets"_a = py::none(), py::keep_alive<1, 4>(), py::keep_alive<1, 5>(),
+            "What `sample` looks at, with what that is given, or `score` (of its targets). What either is to be given "
+            "as drawn and totals is written.")
+        .def("rows", &WantedLogits::rows, "first"_a, "count"_a, py::keep_alive<0, 1>());
     py::class_<GroupHosts>(module, "GroupHosts", "The hosts of a group, to which the first rank of each speaks.")
         .def(py::init([](Team& team, std::vector<int> fds, int host, const Pairs& kv_heads, const Pairs& layers) {
                  return new GroupHosts(team, std::move(fds), host, bind::spans_of(kv_heads), bind::spans_of(layers));

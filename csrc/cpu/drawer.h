@@ -4,9 +4,9 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <limits>
 #include <vector>
 
+#include "candidates.h"
 #include "kernels.h"
 #include "octavo/draw.h"
 #include "octavo/filters.h"
@@ -15,8 +15,6 @@
 
 namespace octavo {
 
-constexpr float kNever = -std::numeric_limits<float>::infinity();
-constexpr std::int64_t kLastId = std::numeric_limits<std::int64_t>::max();
 constexpr std::int64_t kMostListed = 128;  // so many of the likeliest are found sooner than all tokens are weighed
 
 inline const DrawLoops& draw_loops() {
@@ -34,6 +32,19 @@ inline const DrawLoops& draw_loops() {
 template <typename T>
 inline T at(const TensorRef& tensor, std::int64_t i) {
     return tensor.as<T>()[i];
+}
+
+inline filters::Chance chance_of(const Draws& draws, std::int64_t branch) {
+    return {static_cast<std::uint64_t>(at<std::int64_t>(draws.seed, branch)),
+            static_cast<std::uint32_t>(at<std::int64_t>(draws.branch, branch)),
+            static_cast<std::uint32_t>(at<std::int64_t>(draws.index, branch))};
+}
+
+// The parameters of further filters, or nothing.
+inline const float* further_of(const Draws& draws, std::int64_t branch) {
+    const float* columns =
+        draws.filters.given() ? draws.filters.as<float>() + branch * draws.filters.stride[0] : nullptr;
+    return columns != nullptr && filters::any(columns) ? columns : nullptr;
 }
 
 // One branch at a time. What it keeps is memory.
@@ -65,7 +76,7 @@ class Drawer {
     // The token that stands at a place of what a mask has left.
     std::int64_t id_of(std::int64_t place, const std::int32_t* mask) const {
         std::int64_t begin = 0;
-        for (int some = 0; (some = __builtin_popcount(word_of(mask, begin))) <= place; begin += kBits) {
+        for (int some = 0; (some = __builtin_popcount(word_of(mask, begin))) <= place; begin += kMaskBits) {
             place -= some;
         }
         std::uint32_t word = word_of(mask, begin);
@@ -100,42 +111,120 @@ class Drawer {
         const std::int64_t top_k = at<std::int32_t>(draws.top_k, branch);
         const bool by_count = top_k > 0 && top_k < row_.count, by_mass = top_p < 1;
         const float least = draw::least_of(at<float>(draws.min_p, branch));
-        const filters::Chance chance{static_cast<std::uint64_t>(at<std::int64_t>(draws.seed, branch)),
-                                     static_cast<std::uint32_t>(at<std::int64_t>(draws.branch, branch)),
-                                     static_cast<std::uint32_t>(at<std::int64_t>(draws.index, branch))};
-        const float* further =
-            draws.filters.given() ? draws.filters.as<float>() + branch * draws.filters.stride[0] : nullptr;
-        if (further != nullptr && !filters::any(further)) {
-            further = nullptr;
-        }
+        const filters::Chance chance = chance_of(draws, branch);
+        const float* further = further_of(draws, branch);
         if (by_count && top_k <= kMostListed) {
             list(static_cast<std::size_t>(top_k));
             keep_share(top_p);
             return pick_listed(least, further, chance);
         }
-        Kept kept{kNever, kLastId, 0};
+        Kept kept = kAllKept;
         if (by_count || by_mass) {
-            buckets_.resize(static_cast<std::size_t>(row_.count));
-            std::uint64_t mass = sort_into(kNearBuckets);
+            std::uint64_t left = sort_into(kNearBuckets);
             if (by_count) {
-                mass = cut(kept, static_cast<std::uint64_t>(top_k), mass, [](std::uint64_t) { return 1; }, counts_);
+                left = cut(kept, static_cast<std::uint64_t>(top_k), left, [](std::uint64_t) { return 1; }, counts_);
             }
             if (by_mass) {
-                cut(kept, draw::share_of(top_p, mass), mass, [](std::uint64_t weight) { return weight; }, masses_);
+                cut(kept, draw::share_of(top_p, left), left, [](std::uint64_t weight) { return weight; }, masses_);
             }
         }
         if (further != nullptr) {
-            list_kept(kept);
+            kept_ones(kept);
             return pick_listed(least, further, chance);
         }
         kept.least = least;
-        return pick(kept, chance.bits(0));
+        return token_at(kept, draw::place_of(chance.bits(0), mass(kept)));
+    }
+
+    // The next ones are of x [count], a part of a row whose highest logit may be elsewhere.
+    void part(const float* x, std::int64_t count, float highest, float factor) {
+        row_ = {x, count, highest, factor};
+        spans_.resize(static_cast<std::size_t>((count + kSpan - 1) / kSpan));
+    }
+
+    std::uint64_t mass(const Kept& kept) { return loops_->sum_spans(row_, kept, spans_.data()); }
+
+    // After `mass` of the same: who is at a place of it, by id.
+    std::int64_t token_at(const Kept& kept, std::uint64_t place) const {
+        std::size_t span = 0;
+        while (place >= spans_[span]) {
+            place -= spans_[span++];
+        }
+        std::int64_t id = static_cast<std::int64_t>(span) * kSpan;
+        for (;; ++id) {
+            const Candidate each{row_.logits[id], id, draw::weight_of(row_.logits[id], row_.highest, row_.factor)};
+            const bool stays = is_kept(each, kept);
+            if (stays && place < each.weight) {
+                return id;
+            }
+            place -= stays ? each.weight : 0;
+        }
+    }
+
+    // The mass of all, and then that of each of `num` buckets.
+    std::vector<std::uint64_t> masses(int num) {
+        std::vector<std::uint64_t> found(1, sort_into(num));
+        found.insert(found.end(), masses_, masses_ + num);
+        return found;
+    }
+
+    // Its tokens in a bucket.
+    const std::vector<Candidate>& in_bucket(int bucket) {
+        const auto below = [&](double power) {
+            const double reach = power / static_cast<double>(row_.factor);
+            return static_cast<float>(static_cast<double>(row_.highest) - reach);
+        };
+        const float low = std::nextafter(below((bucket + 1) / 16.0 * 1.00001), kNever);  // a bit more than it has
+        const float high = std::nextafter(below(bucket / 16.0 * 0.99999), -kNever);
+        candidates_.clear();
+        for (std::int64_t id = 0; id < row_.count; ++id) {
+            const float logit = row_.logits[id];
+            if (logit >= low && logit <= high &&
+                bucket_of(draw::power_of(logit, row_.highest, row_.factor)) == bucket) {
+                candidates_.push_back({logit, id, 0});
+            }
+        }
+        return candidates_;
+    }
+
+    // Its tokens that are kept and weigh something.
+    const std::vector<Candidate>& kept_ones(const Kept& kept) {
+        mass(kept);
+        candidates_.clear();
+        for (std::int64_t id = 0; id < row_.count; ++id) {
+            if (spans_[static_cast<std::size_t>(id / kSpan)] == 0) {
+                id += kSpan - 1;
+                continue;
+            }
+            const Candidate each{row_.logits[id], id, draw::weight_of(row_.logits[id], row_.highest, row_.factor)};
+            if (each.weight > 0 && is_kept(each, kept)) {
+                candidates_.push_back(each);
+            }
+        }
+        return candidates_;
+    }
+
+    // After `part`, of a whole row: what `draw` does with the tokens that are kept.
+    std::int64_t draw_among(const std::vector<Candidate>& kept, const Draws& draws, std::int64_t branch) {
+        candidates_ = kept;
+        return pick_listed(0, further_of(draws, branch), chance_of(draws, branch));
+    }
+
+    // Where those of x [count] are that are possible.
+    std::vector<std::int64_t> possible(const float* x, std::int64_t count) const {
+        std::vector<std::int64_t> places;
+        for (std::int64_t place = loops_->next_above(x, 0, count, kNever); place < count;
+             place = loops_->next_above(x, place + 1, count, kNever)) {
+            places.push_back(place);
+        }
+        return places;
     }
 
     // After `look`: the log probability of `token`, and the likeliest.
     void score(std::int64_t token, const Scores& scores, std::int64_t branch, std::int64_t num) {
         row_.factor = draw::factor_of(1);
-        const std::uint64_t total = loops_->sum_spans(row_, {kNever, kLastId, 0}, spans_.data());
+        const std::int64_t given = scores.totals.given() ? at<std::int64_t>(scores.totals, branch) : 0;
+        const std::uint64_t total = given > 0 ? static_cast<std::uint64_t>(given) : mass(kAllKept);
         const double sum = std::log(std::ldexp(static_cast<double>(total), -draw::kWeightBits));
         const auto logprob = [&](std::int64_t id) {
             return static_cast<float>(static_cast<double>(row_.logits[id]) - static_cast<double>(row_.highest) - sum);
@@ -151,11 +240,9 @@ class Drawer {
     }
 
   private:
-    static constexpr int kBits = 32;  // of a word of a mask
-
     std::uint32_t word_of(const std::int32_t* mask, std::int64_t begin) const {
-        const auto word = static_cast<std::uint32_t>(mask[begin / kBits]);
-        return num_tokens_ - begin < kBits ? word & ~(~0U << (num_tokens_ - begin)) : word;
+        const auto word = static_cast<std::uint32_t>(mask[begin / kMaskBits]);
+        return num_tokens_ - begin < kMaskBits ? word & ~(~0U << (num_tokens_ - begin)) : word;
     }
 
     std::int64_t look_at(const float* x) {
@@ -165,62 +252,9 @@ class Drawer {
         return std::isfinite(row_.highest) ? best : kBadLogits;
     }
 
-    struct Candidate {
-        float logit;
-        std::int64_t id;
-        std::uint64_t weight;
-    };
-
-    // Candidates as filters see them.
-    class FilteredTokens {
-      public:
-        FilteredTokens(std::vector<Candidate>& candidates, const DrawRow& row) : candidates_(candidates) {
-            for (const Candidate& each : candidates) {
-                powers_.push_back(draw::power_of(each.logit, row.highest, row.factor));
-            }
-        }
-
-        template <typename Amount>
-        std::uint64_t sum(Amount amount) const {
-            std::uint64_t total = 0;
-            for (std::size_t i = 0; i < powers_.size(); ++i) {
-                total += amount(powers_[i], static_cast<float>(candidates_[i].weight));
-            }
-            return total;
-        }
-
-        template <typename Amount>
-        std::uint64_t largest(Amount amount) const {
-            std::uint64_t most = 0;
-            for (std::size_t i = 0; i < powers_.size(); ++i) {
-                most = std::max(most, std::uint64_t{amount(powers_[i], static_cast<float>(candidates_[i].weight))});
-            }
-            return most;
-        }
-
-        void narrow(const filters::Band& band) {
-            std::size_t num = 0;
-            for (std::size_t i = 0; i < powers_.size(); ++i) {
-                if (band.has(powers_[i])) {
-                    candidates_[num] = candidates_[i];
-                    powers_[num++] = powers_[i];
-                }
-            }
-            candidates_.resize(num);
-            powers_.resize(num);
-        }
-
-      private:
-        std::vector<Candidate>& candidates_;
-        std::vector<float> powers_;
-    };
-
-    static bool before(const Candidate& a, const Candidate& b) {
-        return a.logit > b.logit || (a.logit == b.logit && a.id < b.id);
-    }
-
     std::uint64_t sort_into(int num) {
         num_buckets_ = num;
+        buckets_.resize(static_cast<std::size_t>(row_.count));
         return loops_->histogram(row_, num, buckets_.data(), counts_, masses_);
     }
 
@@ -228,44 +262,16 @@ class Drawer {
     // each bucket. Returns the mass that stays.
     template <typename Amount, typename Sum>
     std::uint64_t cut(Kept& kept, std::uint64_t target, std::uint64_t mass, Amount amount, const Sum* amounts) {
-        std::uint64_t missing = target, before_mass = 0;
-        int bucket = 0;
-        while (bucket < num_buckets_ && static_cast<std::uint64_t>(amounts[bucket]) < missing) {
-            missing -= static_cast<std::uint64_t>(amounts[bucket]);
-            before_mass += masses_[bucket++];
-        }
-        if (bucket == num_buckets_ && num_buckets_ < kBuckets) {
+        Cut found = cut_of(target, amounts, masses_, num_buckets_);
+        if (found.bucket == num_buckets_ && num_buckets_ < kBuckets) {
             sort_into(kBuckets);
-            return cut(kept, target, mass, amount, amounts);
+            found = cut_of(target, amounts, masses_, num_buckets_);
         }
-        if (bucket == kBuckets) {
+        if (found.bucket == kBuckets) {
             return mass;
         }
-        collect(bucket, kept);
-        auto first = candidates_.begin(), end = candidates_.end();
-        while (end - first > 1) {  // the last that is kept is in [first, end)
-            const auto middle = first + (end - first) / 2;
-            std::nth_element(first, middle, end, before);
-            std::uint64_t sum = 0;
-            for (auto each = first; each != middle; ++each) {
-                sum += amount(each->weight);
-            }
-            if (sum >= missing) {
-                end = middle;
-            } else {
-                missing -= sum;
-                first = middle;
-            }
-        }
-        if (first == end) {
-            return mass;
-        }
-        kept.logit = first->logit;
-        kept.id = first->id;
-        for (auto each = candidates_.begin(); each <= first; ++each) {
-            before_mass += each->weight;
-        }
-        return before_mass;
+        collect(found.bucket, kept);
+        return end_at(kept, found, candidates_, mass, amount);
     }
 
     // The kept tokens of a bucket.
@@ -278,23 +284,6 @@ class Drawer {
             if (!before({kept.logit, kept.id, 0}, each)) {
                 candidates_.push_back(each);
             }
-        }
-    }
-
-    std::int64_t pick(const Kept& kept, std::uint64_t random) {
-        std::uint64_t place = draw::place_of(random, loops_->sum_spans(row_, kept, spans_.data()));
-        std::size_t span = 0;
-        while (place >= spans_[span]) {
-            place -= spans_[span++];
-        }
-        std::int64_t id = static_cast<std::int64_t>(span) * kSpan;
-        for (;; ++id) {
-            const Candidate each{row_.logits[id], id, draw::weight_of(row_.logits[id], row_.highest, row_.factor)};
-            const bool stays = static_cast<float>(each.weight) >= kept.least && !before({kept.logit, kept.id, 0}, each);
-            if (stays && place < each.weight) {
-                return id;
-            }
-            place -= stays ? each.weight : 0;
         }
     }
 
@@ -321,17 +310,6 @@ class Drawer {
         std::nth_element(candidates_.begin(), last, candidates_.end(), before);
         candidates_.resize(num);
         return last->logit;
-    }
-
-    // All kept tokens that weigh something become the candidates.
-    void list_kept(const Kept& kept) {
-        candidates_.clear();
-        for (std::int64_t id = 0; id < row_.count; ++id) {
-            const Candidate each{row_.logits[id], id, draw::weight_of(row_.logits[id], row_.highest, row_.factor)};
-            if (each.weight > 0 && !before({kept.logit, kept.id, 0}, each)) {
-                candidates_.push_back(each);
-            }
-        }
     }
 
     // What `cut` does for top-p, of candidates alone.

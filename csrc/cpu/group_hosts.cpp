@@ -7,6 +7,7 @@
 
 #include "octavo/api.h"
 #include "octavo/check.h"
+#include "row_askers.h"
 
 namespace octavo {
 namespace {
@@ -14,7 +15,7 @@ namespace {
 constexpr std::int64_t kMostSpan = std::int64_t{1} << 30;
 constexpr std::int64_t kMirrored = 16;                       // blocks, at once
 constexpr std::int64_t kMostTold = std::int64_t{4} << 20;    // bytes of adapters, at once
-constexpr std::int64_t kMostWanted = std::int64_t{1} << 24;  // bytes of a row, of whatever vocabulary
+constexpr std::int64_t kMostWanted = std::int64_t{1} << 24;  // bytes said of a row, of whatever vocabulary
 
 // What is said of blocks to another host: their number, their ids, and its bytes of them, layer by layer.
 TensorRef ids_in(char* said, std::int64_t count) {
@@ -154,16 +155,72 @@ bool GroupHosts::hear(TeamOrder& order, const TensorRef& hidden, const TensorRef
 }
 
 bool GroupHosts::take_wanted(const TeamOrder& order) {
-    Frame frame{};
+    std::vector<char> said;
+    return hear_said(Frame::kWanted, order.rows() * kMostWanted, 0, said) &&
+           (wanted_.take_bytes(said) || links_.refuse(0));
+}
+
+// A frame of any size up to one.
+bool GroupHosts::hear_said(Frame frame, std::int64_t most_bytes, int host, std::vector<char>& said) {
+    Frame heard{};
     std::int64_t bytes = 0;
-    if (!links_.hear(frame, bytes)) {
+    if (!links_.hear(heard, bytes, host)) {
         return false;
     }
-    if (frame != Frame::kWanted || bytes > order.rows() * kMostWanted) {
-        return links_.refuse(0);
+    if (heard != frame || bytes > most_bytes) {
+        return links_.refuse(host);
     }
-    std::vector<char> said(static_cast<std::size_t>(bytes));
-    return links_.read(said.data(), bytes) && (wanted_.take_bytes(said) || links_.refuse(0));
+    said.resize(static_cast<std::size_t>(bytes));
+    return links_.read(said.data(), bytes, host);
+}
+
+// In the front, when what was wanted is there: what follows from that is asked, until all is known.
+bool GroupHosts::ask(const Columns& logits) {
+    if (!wanted_.asks()) {
+        return true;
+    }
+    const std::unique_ptr<RowAskers> askers = wanted_.askers(logits);
+    for (;;) {
+        std::vector<char> said = askers->questions();
+        if (!links_.tell(Frame::kQuestions, said.data(), static_cast<std::int64_t>(said.size()))) {
+            return false;
+        }
+        if (said.empty()) {
+            askers->finish();
+            return true;
+        }
+        askers->answer_here();
+        for (int other = 1; other < size(); ++other) {
+            if (!hear_said(Frame::kAnswers, logits.rows * kMostWanted, other, said)) {
+                return false;
+            }
+            if (!askers->take(other, said)) {
+                return links_.refuse(other);
+            }
+        }
+        askers->go_on();
+    }
+}
+
+// In other hosts: what the front asks, until it asks nothing more.
+bool GroupHosts::answer(const Columns& logits) {
+    std::vector<char> said, answers;
+    while (wanted_.asks()) {
+        if (!hear_said(Frame::kQuestions, logits.rows * kMostWanted, 0, said)) {
+            return false;
+        }
+        if (said.empty()) {
+            return true;
+        }
+        answers.clear();
+        if (!wanted_.answer(logits, host(), said, answers)) {
+            return links_.refuse(0);
+        }
+        if (!links_.send(0, Frame::kAnswers, answers.data(), static_cast<std::int64_t>(answers.size()))) {
+            return false;
+        }
+    }
+    return true;
 }
 
 GroupHosts::Slice GroupHosts::slice_of(const TensorRef& arena, int host) const {
@@ -274,7 +331,7 @@ bool GroupHosts::collect(const Columns& logits) {
             return links_.refuse(0);
         }
         wanted_.pack(logits, host(), links_.begin(0, Frame::kColumns, wanted_.bytes_of(logits, host())));
-        return links_.send_begun(0);
+        return links_.send_begun(0) && answer(logits);
     }
     require(wanted_.fit(logits), "wanted", "are not of these logits");
     std::vector<Parcel> parcels;
@@ -283,9 +340,12 @@ bool GroupHosts::collect(const Columns& logits) {
         parcels.push_back({other, wanted_.bytes_of(logits, other)});
     }
     return links_.receive(Frame::kColumns, parcels) &&
-           std::all_of(parcels.begin(), parcels.end(), [&](const Parcel& parcel) {
-               return wanted_.unpack(logits, parcel.host, links_.received(parcel.host)) || links_.refuse(parcel.host);
-           });
+           std::all_of(parcels.begin(), parcels.end(),
+                       [&](const Parcel& parcel) {
+                           return wanted_.unpack(logits, parcel.host, links_.received(parcel.host)) ||
+                                  links_.refuse(parcel.host);
+                       }) &&
+           ask(logits);
 }
 
 Columns GroupHosts::columns_of(const TensorRef& columns, const std::vector<Span>& spans) const {

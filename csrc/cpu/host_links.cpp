@@ -113,22 +113,22 @@ bool HostLinks::tell(Frame frame, const void* data, std::int64_t bytes) {
     return move(team_.patience_s());
 }
 
-bool HostLinks::hear(Frame& frame, std::int64_t& bytes) {
+bool HostLinks::hear(Frame& frame, std::int64_t& bytes, int host) {
     Head head{};
-    flows_.assign(1, {kFront, nullptr, 0, reinterpret_cast<char*>(&head), sizeof(head)});
-    if (!move(0)) {
+    flows_.assign(1, {host, nullptr, 0, reinterpret_cast<char*>(&head), sizeof(head)});
+    if (!move(host == kFront ? 0 : team_.patience_s())) {
         return false;
     }
-    if (head.number != ++heard_[kFront] || head.bytes < 0) {
-        return refuse(kFront);
+    if (head.number != ++heard_[static_cast<std::size_t>(host)] || head.bytes < 0) {
+        return refuse(host);
     }
     frame = head.frame;
     bytes = head.bytes;
     return true;
 }
 
-bool HostLinks::read(void* data, std::int64_t bytes) {
-    flows_.assign(1, {kFront, nullptr, 0, static_cast<char*>(data), bytes});
+bool HostLinks::read(void* data, std::int64_t bytes, int host) {
+    flows_.assign(1, {host, nullptr, 0, static_cast<char*>(data), bytes});
     return move(team_.patience_s());
 }
 

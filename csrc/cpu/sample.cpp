@@ -1,9 +1,9 @@
 #include "octavo/sample.h"
 
-#include <algorithm>
 #include <limits>
 #include <vector>
 
+#include "adjust.h"
 #include "drawer.h"
 #include "octavo/pool.h"
 #include "sample.h"
@@ -11,45 +11,20 @@
 namespace octavo {
 namespace {
 
-// Where a branch's part of a list is.
-struct Part {
-    Part(const TensorRef& ends, std::int64_t branch)
-        : begin(ends.given() ? at<std::int64_t>(ends, branch) : 0),
-          end(ends.given() ? at<std::int64_t>(ends, branch + 1) : 0) {}
-    bool empty() const { return begin == end; }
-
-    std::int64_t begin, end;
-};
-
-bool adjusts(const Adjustments& by, std::int64_t branch) {
-    return !Part(by.seen_ends, branch).empty() || !Part(by.bias_ends, branch).empty() ||
-           !Part(by.allowed_ends, branch).empty();
-}
-
-void adjust(float* x, std::int64_t count, const Adjustments& by, std::int64_t branch) {
-    const Part seen(by.seen_ends, branch), bias(by.bias_ends, branch), allowed(by.allowed_ends, branch);
-    for (std::int64_t i = bias.begin; i < bias.end; ++i) {
-        x[at<std::int64_t>(by.bias_ids, i)] += at<float>(by.biases, i);
-    }
-    for (std::int64_t i = seen.begin; i < seen.end; ++i) {
-        float& logit = x[at<std::int64_t>(by.seen_ids, i)];
-        const float factor = at<float>(by.repetition, branch);
-        logit = (logit > 0 ? logit / factor : logit * factor) - at<float>(by.seen_costs, i);
-    }
-    if (!allowed.empty()) {
-        std::vector<float> values;
-        for (std::int64_t i = allowed.begin; i < allowed.end; ++i) {
-            const std::int64_t id = at<std::int64_t>(by.allowed_ids, i);
-            values.push_back(id >= 0 ? x[id] : kNever);
-        }
-        std::fill(x, x + count, kNever);
-        for (std::int64_t i = allowed.begin; i < allowed.end; ++i) {
-            const std::int64_t id = at<std::int64_t>(by.allowed_ids, i);
-            if (id >= 0) {
-                x[id] = values[static_cast<std::size_t>(i - allowed.begin)];
-            }
+// best: where the highest logit of x is.
+std::int64_t chosen(Drawer& drawer, const float* x, const std::int32_t* mask, std::int64_t best, const Draws& draws,
+                    std::int64_t branch) {
+    std::int64_t place = best;
+    if (mask != nullptr) {
+        place = drawer.confine(x, mask);
+        if (place < 0) {
+            return kNothingLeft;
         }
     }
+    if (at<float>(draws.temperature, branch) > 0) {
+        place = drawer.draw(draws, branch);
+    }
+    return mask != nullptr ? drawer.id_of(place, mask) : place;
 }
 
 void no_score(const Scores& scores, std::int64_t branch) {
@@ -76,18 +51,12 @@ void sample(const TensorRef& ids, const TensorRef& logits, const Draws& draws, c
                 x = changed;
                 token = drawer.look(x);
             }
+            const std::int64_t known = draws.drawn.given() ? at<std::int64_t>(draws.drawn, branch) : -1;
             const std::int64_t number = draws.mask_of.given() ? at<std::int32_t>(draws.mask_of, branch) : -1;
             const std::int32_t* mask =
                 number >= 0 ? draws.masks.as<std::int32_t>() + number * draws.masks.stride[0] : nullptr;
-            if (token != kBadLogits && mask != nullptr) {
-                token = drawer.confine(x, mask);
-                token = token == kBadLogits ? kNothingLeft : token;
-            }
-            if (token >= 0 && at<float>(draws.temperature, branch) > 0) {
-                token = drawer.draw(draws, branch);
-            }
-            if (token >= 0 && mask != nullptr) {
-                token = drawer.id_of(token, mask);
+            if (token != kBadLogits) {
+                token = known >= 0 ? known : chosen(drawer, x, mask, token, draws, branch);
             }
             ids.as<std::int64_t>()[branch] = token;
             const std::int64_t num = scores.counts.given() ? at<std::int32_t>(scores.counts, branch) : -1;

@@ -3,13 +3,18 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 
 namespace octavo {
 
+constexpr float kNever = -std::numeric_limits<float>::infinity();
+constexpr int kMaskBits = 32;        // of a word of a mask
 constexpr std::int64_t kSpan = 256;  // tokens whose weights are summed as one
 constexpr int kBuckets = 41 * 16;  // of tokens by power: sixteen to a power of two, the likeliest first; later ones are
                                    // all alike, as nothing there weighs anything
 constexpr int kNearBuckets = 16 * 16;  // where filters mostly cut
+
+static inline std::int32_t bucket_of(float power) { return static_cast<std::int32_t>(-16.0F * power); }
 
 // What is common to a row's tokens.
 struct DrawRow {

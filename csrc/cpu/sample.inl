@@ -6,15 +6,12 @@
 
 #include <cstdint>
 #include <cstring>
-#include <limits>
 
 #include "octavo/draw.h"
 #include "sample.h"
 
 namespace octavo {
 namespace {
-
-constexpr float kNever = -std::numeric_limits<float>::infinity();
 
 struct Span {
     float logits[kSpan], powers[kSpan], weights[kSpan];
@@ -76,7 +73,7 @@ std::uint64_t histogram(const DrawRow& row, int num, std::uint16_t* buckets, std
         const std::int64_t some = weigh(row, begin, span);
         std::uint16_t narrow[kSpan];
         for (std::int64_t i = 0; i < kSpan; ++i) {
-            places[i] = static_cast<std::int32_t>(-16.0F * span.powers[i]);
+            places[i] = bucket_of(span.powers[i]);
             narrow[i] = static_cast<std::uint16_t>(places[i]);
         }
         std::memcpy(buckets + begin, narrow, static_cast<std::size_t>(some) * sizeof *narrow);

@@ -1,3 +1,5 @@
+#include <limits>
+
 #include "octavo/filters.h"
 #include "octavo/sample.h"
 
@@ -35,31 +37,29 @@ void expect_scores(const Scores& scores, std::int64_t branches) {
     expect(scores.top_ids, "top_ids", {branches, kAny}, DType::kI64);
     expect(scores.top_logprobs, "top_logprobs", {branches, scores.top_ids.shape[1]}, DType::kF32);
     expect_range<std::int32_t>(scores.counts, "counts", -1, static_cast<std::int32_t>(scores.top_ids.shape[1]));
+    if (scores.totals.given()) {
+        expect(scores.totals, "totals", {branches}, DType::kI64);
+        expect_range<std::int64_t>(scores.totals, "totals", 0, std::numeric_limits<std::int64_t>::max());
+    }
 }
 
 // That nothing is written where something is read, or written twice.
 void expect_outputs_apart(const Scores& to, std::initializer_list<const TensorRef*> inputs) {
     expect_apart(to.logprobs, "logprobs", inputs);
-    expect_apart(to.logprobs, "logprobs", {&to.counts, &to.top_ids, &to.top_logprobs});
+    expect_apart(to.logprobs, "logprobs", {&to.counts, &to.totals, &to.top_ids, &to.top_logprobs});
     expect_apart(to.top_ids, "top_ids", inputs);
-    expect_apart(to.top_ids, "top_ids", {&to.counts, &to.top_logprobs});
+    expect_apart(to.top_ids, "top_ids", {&to.counts, &to.totals, &to.top_logprobs});
     expect_apart(to.top_logprobs, "top_logprobs", inputs);
-    expect_apart(to.top_logprobs, "top_logprobs", {&to.counts});
+    expect_apart(to.top_logprobs, "top_logprobs", {&to.counts, &to.totals});
 }
 
-void expect_logits(const TensorRef& logits) {
-    expect(logits, "logits", {kAny, kAny}, DType::kF32);
-    require(logits.shape[1] > 0 && logits.shape[1] < std::int64_t{1} << 23, "logits",
+void expect_columns(std::int64_t columns) {
+    require(columns > 0 && columns < std::int64_t{1} << 23, "logits",
             "have no columns, or more than sums of weights have room for");
 }
 
-}  // namespace
-
-void sample(const TensorRef& ids, const TensorRef& logits, const Draws& draws, const Adjustments& adjustments,
-            const Scores& scores) {
-    expect_logits(logits);
-    expect(ids, "ids", {kAny}, DType::kI64);
-    const std::int64_t branches = ids.shape[0], vocabulary = logits.shape[1];
+void expect_branches(std::int64_t branches, std::int64_t rows, std::int64_t vocabulary, const Draws& draws,
+                     const Adjustments& adjustments) {
     expect(draws.rows, "rows", {branches}, DType::kI64);
     expect(draws.temperature, "temperature", {branches}, DType::kF32);
     expect(draws.top_k, "top_k", {branches}, DType::kI32);
@@ -68,6 +68,10 @@ void sample(const TensorRef& ids, const TensorRef& logits, const Draws& draws, c
     if (draws.filters.given()) {
         expect(draws.filters, "filters", {branches, filters::kColumns}, DType::kF32);
         expect_range<float>(draws.filters, "filters", 0, 1);
+    }
+    if (draws.drawn.given()) {
+        expect(draws.drawn, "drawn", {branches}, DType::kI64);
+        expect_range<std::int64_t>(draws.drawn, "drawn", -1, vocabulary - 1);
     }
     if (draws.mask_of.given()) {
         expect(draws.mask_of, "mask_of", {branches}, DType::kI32);
@@ -78,7 +82,7 @@ void sample(const TensorRef& ids, const TensorRef& logits, const Draws& draws, c
     expect(draws.seed, "seed", {branches}, DType::kI64);
     expect(draws.branch, "branch", {branches}, DType::kI64);
     expect(draws.index, "index", {branches}, DType::kI64);
-    expect_range<std::int64_t>(draws.rows, "rows", 0, logits.shape[0] - 1);
+    expect_range<std::int64_t>(draws.rows, "rows", 0, rows - 1);
     expect_range<float>(draws.temperature, "temperature", 0, 3e38F);
     expect_range<std::int32_t>(draws.top_k, "top_k", 0, 2147483647);
     expect_range<float>(draws.top_p, "top_p", 0, 1);
@@ -94,16 +98,39 @@ void sample(const TensorRef& ids, const TensorRef& logits, const Draws& draws, c
     if (by.bias_ends.given()) {
         expect(by.biases, "biases", {bias}, DType::kF32);
     }
-    const Draws& d = draws;
-    const auto inputs = {&logits,        &d.rows,          &d.temperature, &d.top_k,       &d.top_p,      &d.min_p,
-                         &d.filters,     &d.mask_of,       &d.masks,       &d.seed,        &d.branch,     &d.index,
-                         &by.repetition, &by.seen_ends,    &by.seen_ids,   &by.seen_costs, &by.bias_ends, &by.bias_ids,
-                         &by.biases,     &by.allowed_ends, &by.allowed_ids};
-    expect_apart(ids, "ids", inputs);
+}
+
+// A result of a branch each, apart from all that is read.
+void expect_apart_from(const TensorRef& out, const char* name, const Draws& d, const Adjustments& by) {
+    expect_apart(
+        out, name,
+        {&d.rows,      &d.temperature, &d.top_k,      &d.top_p,     &d.min_p,   &d.filters,       &d.mask_of,
+         &d.masks,     &d.drawn,       &d.seed,       &d.branch,    &d.index,   &by.repetition,   &by.seen_ends,
+         &by.seen_ids, &by.seen_costs, &by.bias_ends, &by.bias_ids, &by.biases, &by.allowed_ends, &by.allowed_ids});
+}
+
+void expect_logits(const TensorRef& logits) {
+    expect(logits, "logits", {kAny, kAny}, DType::kF32);
+    expect_columns(logits.shape[1]);
+}
+
+}  // namespace
+
+void sample(const TensorRef& ids, const TensorRef& logits, const Draws& draws, const Adjustments& adjustments,
+            const Scores& scores) {
+    expect_logits(logits);
+    expect(ids, "ids", {kAny}, DType::kI64);
+    expect_branches(ids.shape[0], logits.shape[0], logits.shape[1], draws, adjustments);
+    expect_apart(ids, "ids", {&logits});
+    expect_apart_from(ids, "ids", draws, adjustments);
     if (scores.counts.given()) {
-        expect_scores(scores, branches);
-        expect_apart(ids, "ids", {&scores.counts, &scores.logprobs, &scores.top_ids, &scores.top_logprobs});
-        expect_outputs_apart(scores, inputs);
+        expect_scores(scores, ids.shape[0]);
+        expect_apart(ids, "ids",
+                     {&scores.counts, &scores.totals, &scores.logprobs, &scores.top_ids, &scores.top_logprobs});
+        expect_outputs_apart(scores, {&logits});
+        expect_apart_from(scores.logprobs, "logprobs", draws, adjustments);
+        expect_apart_from(scores.top_ids, "top_ids", draws, adjustments);
+        expect_apart_from(scores.top_logprobs, "top_logprobs", draws, adjustments);
     }
 }
 
@@ -114,6 +141,28 @@ void score(const TensorRef& logits, const TensorRef& targets, const Scores& scor
     expect_scores(scores, logits.shape[0]);
     expect_range<std::int32_t>(scores.counts, "counts", 0, 2147483647);
     expect_outputs_apart(scores, {&logits, &targets});
+}
+
+void wanted(std::int64_t rows, std::int64_t vocabulary, const Draws& draws, const Adjustments& adjustments,
+            const TensorRef& counts, const TensorRef& targets, const TensorRef& drawn, const TensorRef& totals) {
+    require(rows >= 0 && rows <= std::int64_t{1} << 30, "num_rows", "are not those of a step");
+    expect_columns(vocabulary);
+    expect(draws.rows, "rows", {kAny}, DType::kI64);
+    const std::int64_t branches = draws.rows.shape[0];
+    expect_branches(branches, rows, vocabulary, draws, adjustments);
+    if (counts.given()) {
+        expect(counts, "counts", {branches}, DType::kI32);
+    }
+    if (targets.given()) {
+        expect(targets, "targets", {branches}, DType::kI64);
+        expect_range<std::int64_t>(targets, "targets", 0, vocabulary - 1);
+    }
+    expect(drawn, "drawn", {branches}, DType::kI64);
+    expect(totals, "totals", {branches}, DType::kI64);
+    expect_apart(drawn, "drawn", {&totals, &counts, &targets});
+    expect_apart(totals, "totals", {&counts, &targets});
+    expect_apart_from(drawn, "drawn", draws, adjustments);
+    expect_apart_from(totals, "totals", draws, adjustments);
 }
 
 }  // namespace octavo::check

@@ -4,69 +4,29 @@
 #include <atomic>
 #include <cmath>
 #include <cstring>
-#include <limits>
 #include <utility>
 
 #include "kernels.h"
 #include "octavo/pool.h"
 #include "octavo/sample.h"
+#include "row_askers.h"
 
 namespace octavo {
 namespace {
 
-constexpr float kNever = -std::numeric_limits<float>::infinity();
-constexpr std::int64_t kBits = 32;  // of a word of a mask
-
-constexpr std::int32_t kNobody = -1;
-
-struct Entry {
-    float logit = kNever;
-    std::int32_t id = kNobody;
-};
+constexpr std::int64_t kHead = 5;  // numbers before those of a row
 
 const Span& span_of(const Columns& logits, int host) { return (*logits.spans)[static_cast<std::size_t>(host)]; }
 
-bool has(const Span& span, std::int64_t id) { return id >= span.first && id < span.first + span.count; }
-
 }  // namespace
-
-WantedLogits::WantedLogits(const TensorRef& counts, const TensorRef& ends, const TensorRef& ids,
-                           const TensorRef& mask_of, const TensorRef& masks) {
-    expect(counts, "counts", {kAny}, DType::kI32);
-    const std::int64_t num = counts.shape[0];
-    expect(ends, "ends", {num + 1}, DType::kI64);
-    expect(ids, "ids", {kAny}, DType::kI64);
-    if (mask_of.given()) {
-        expect(mask_of, "mask_of", {num}, DType::kI32);
-        expect(masks, "masks", {kAny, kAny}, DType::kI32);
-    }
-    const auto* places = ends.as<std::int64_t>();
-    require(places[0] == 0 && places[num] == ids.shape[0] && std::is_sorted(places, places + num + 1), "ends",
-            "do not rise from 0 to the end of the ids");
-    rows_.resize(static_cast<std::size_t>(num));
-    for (std::int64_t i = 0; i < num; ++i) {
-        Row& row = rows_[static_cast<std::size_t>(i)];
-        row.count = counts.as<std::int32_t>()[i];
-        require(row.count >= 0, "counts", "are negative");
-        for (std::int64_t j = places[i]; j < places[i + 1]; ++j) {
-            const std::int64_t id = ids.as<std::int64_t>()[j];
-            require(id >= 0 && id <= std::numeric_limits<std::int32_t>::max(), "ids", "are none of tokens");
-            row.named.push_back(static_cast<std::int32_t>(id));
-        }
-        const std::int64_t number = mask_of.given() ? mask_of.as<std::int32_t>()[i] : -1;
-        if (number >= 0) {
-            require(number < masks.shape[0], "mask_of", "names a mask that is not there");
-            const auto* words = masks.as<std::uint32_t>() + number * masks.stride[0];
-            row.mask.assign(words, words + masks.shape[1]);
-        }
-    }
-}
 
 WantedLogits WantedLogits::rows(std::int64_t first, std::int64_t count) const {
     WantedLogits some;
     if (!rows_.empty()) {
         require(Span{first, count}.within(static_cast<std::int64_t>(rows_.size())), "rows", "are not there");
         some.rows_.assign(rows_.begin() + first, rows_.begin() + first + count);
+        some.first_ = first_ + first;
+        some.branches_ = branches_;
     }
     return some;
 }
@@ -78,7 +38,7 @@ bool WantedLogits::fit(const Columns& logits) const {
     }
     const auto fits = [tokens](const Row& row) {
         const auto words = static_cast<std::int64_t>(row.mask.size());
-        return (words == 0 || words == (tokens + kBits - 1) / kBits) &&
+        return (words == 0 || words == (tokens + kMaskBits - 1) / kMaskBits) &&
                std::all_of(row.named.begin(), row.named.end(), [tokens](auto id) { return id < tokens; });
     };
     return rows_.empty() || (static_cast<std::int64_t>(rows_.size()) == logits.rows && logits.number_bytes == 4 &&
@@ -88,9 +48,10 @@ bool WantedLogits::fit(const Columns& logits) const {
 std::vector<char> WantedLogits::to_bytes() const {
     std::vector<std::uint32_t> words;
     for (const Row& row : rows_) {
-        words.push_back(static_cast<std::uint32_t>(row.count));
-        words.push_back(static_cast<std::uint32_t>(row.named.size()));
-        words.push_back(static_cast<std::uint32_t>(row.mask.size()));
+        for (const auto number : {row.count, row.top, row.asks, static_cast<std::int32_t>(row.named.size()),
+                                  static_cast<std::int32_t>(row.mask.size())}) {
+            words.push_back(static_cast<std::uint32_t>(number));
+        }
         words.insert(words.end(), row.named.begin(), row.named.end());
         words.insert(words.end(), row.mask.begin(), row.mask.end());
     }
@@ -113,15 +74,15 @@ bool WantedLogits::take_bytes(const std::vector<char>& bytes) {
         return true;
     };
     while (left > 0) {
-        std::int32_t head[3];
-        if (!take(head, 3) || head[0] < 0 || head[1] < 0 || head[1] > left / 4 || head[2] < 0 || head[2] > left / 4) {
+        std::int32_t head[kHead];
+        if (!take(head, kHead) || std::any_of(head, head + kHead, [](auto number) { return number < 0; }) ||
+            head[3] > left / 4 || head[4] > left / 4) {
             return false;
         }
-        Row row;
-        row.count = head[0];
-        row.named.resize(static_cast<std::size_t>(head[1]));
-        row.mask.resize(static_cast<std::size_t>(head[2]));
-        if (!take(row.named.data(), head[1]) || !take(row.mask.data(), head[2]) ||
+        Row row{head[0], head[1], head[2], {}, {}};
+        row.named.resize(static_cast<std::size_t>(head[3]));
+        row.mask.resize(static_cast<std::size_t>(head[4]));
+        if (!take(row.named.data(), head[3]) || !take(row.mask.data(), head[4]) ||
             std::any_of(row.named.begin(), row.named.end(), [](auto id) { return id < 0; })) {
             return false;
         }
@@ -130,9 +91,10 @@ bool WantedLogits::take_bytes(const std::vector<char>& bytes) {
     return true;
 }
 
-// A row with a mask has one more: whether it can be sampled at all is asked of all its logits.
 std::int64_t WantedLogits::entries(std::int64_t row, const Span& span) const {
-    return std::min<std::int64_t>(at(row).count, span.count) + (at(row).mask.empty() ? 0 : 1);
+    const std::int64_t top = std::min<std::int64_t>(row_at(row).top, span.count);
+    const std::int64_t count = std::min<std::int64_t>(row_at(row).count, span.count);
+    return row_at(row).mask.empty() ? std::max(top, count) : top + count;
 }
 
 // Where each row's bytes begin, and where the last ones end.
@@ -141,7 +103,7 @@ std::vector<std::int64_t> WantedLogits::places(const Columns& logits, const Span
     for (std::int64_t row = 0; row < logits.rows; ++row) {
         std::int64_t bytes = span.count * logits.number_bytes;
         if (!is_whole(row)) {
-            const auto& named = at(row).named;
+            const auto& named = row_at(row).named;
             const auto own = std::count_if(named.begin(), named.end(), [&](auto id) { return has(span, id); });
             bytes = entries(row, span) * static_cast<std::int64_t>(sizeof(Entry)) + own * 4;
         }
@@ -176,38 +138,44 @@ void WantedLogits::pack(const Columns& logits, int host, char* to) const {
     });
 }
 
-// The likeliest, and then what the model says of those that are named.
+// The likeliest, and then what the model says of those that are named. If there are questions, what goes is then no
+// more of the row.
 void WantedLogits::pack_row(std::int64_t row, float* x, const Span& span, char* to) const {
-    const auto& [count, named, mask] = at(row);
+    const Row& wanted = row_at(row);
     std::vector<Entry> found;
-    const auto find = [&](std::int64_t place) {
-        found.push_back({x[place], static_cast<std::int32_t>(span.first + place)});
+    const auto add = [&](const float* of, std::int64_t count) {
+        const auto places =
+            count == 1 ? std::vector<std::int64_t>{kernels().argmax(of, span.count)} : likeliest(of, span.count, count);
+        for (const std::int64_t place : places) {
+            if (of[place] > kNever) {
+                found.push_back({x[place], static_cast<std::int32_t>(span.first + place)});
+            }
+        }
     };
     const std::int64_t best = span.count > 0 ? kernels().argmax(x, span.count) : 0;
     const bool good = span.count > 0 && std::isfinite(x[best]);
-    if (span.count > 0 && (!good || !mask.empty())) {
-        find(best);
+    if (span.count > 0 && !good) {
+        found.push_back({x[best], static_cast<std::int32_t>(span.first + best)});
     }
     char* values = to + entries(row, span) * static_cast<std::int64_t>(sizeof(Entry));
-    for (const std::int32_t id : named) {
+    for (const std::int32_t id : wanted.named) {
         if (has(span, id)) {
-            std::memcpy(values, x + (id - span.first), 4);
+            float& logit = x[id - span.first];
+            std::memcpy(values, &logit, 4);
             values += 4;
+            logit = kNever;
         }
     }
-    for (const std::int32_t id : named) {
-        if (has(span, id)) {
-            x[id - span.first] = kNever;
-        }
+    if (good && wanted.mask.empty()) {
+        add(x, std::max(wanted.top, wanted.count));
+    } else if (good) {
+        add(x, wanted.top);
+        std::vector<float> open(x, x + span.count);
+        leave_masked(open.data(), span, wanted.mask);
+        add(open.data(), wanted.count);
     }
-    for (std::int64_t i = 0; i < span.count && !mask.empty(); ++i) {
-        const std::int64_t id = span.first + i;
-        x[i] = (mask[static_cast<std::size_t>(id / kBits)] >> id % kBits & 1) != 0 ? x[i] : kNever;
-    }
-    if (good) {
-        for (const std::int64_t place : likeliest(x, span.count, count)) {
-            find(place);
-        }
+    for (std::size_t i = 0; i < found.size() && wanted.asks != 0; ++i) {
+        x[found[i].id - span.first] = kNever;
     }
     found.resize(static_cast<std::size_t>(entries(row, span)));
     std::memcpy(to, found.data(), found.size() * sizeof(Entry));
@@ -247,13 +215,63 @@ bool WantedLogits::unpack_row(std::int64_t row, float* x, const Span& span, cons
         }
         x[entry.id - span.first] = entry.logit;
     }
-    for (const std::int32_t id : at(row).named) {
+    for (const std::int32_t id : row_at(row).named) {
         if (has(span, id)) {
             std::memcpy(x + (id - span.first), from, 4);
             from += 4;
         }
     }
     return true;
+}
+
+bool WantedLogits::asks() const {
+    return std::any_of(rows_.begin(), rows_.end(), [](const Row& row) { return row.asks != 0; });
+}
+
+std::unique_ptr<RowAskers> WantedLogits::askers(const Columns& logits) const {
+    std::vector<Asked> asked;
+    for (Asked each : branches_->asked) {
+        each.row -= first_;
+        if (each.row >= 0 && each.row < logits.rows) {
+            asked.push_back(each);
+        }
+    }
+    std::vector<const RowAskers::Mask*> masks;
+    for (const Row& row : rows_) {
+        masks.push_back(&row.mask);
+    }
+    return std::make_unique<RowAskers>(*branches_, asked, logits, std::move(masks));
+}
+
+bool WantedLogits::answer(const Columns& logits, int host, const std::vector<char>& questions,
+                          std::vector<char>& answers) const {
+    std::vector<Question> asked;
+    const char* from = questions.data();
+    for (auto left = static_cast<std::int64_t>(questions.size()); left > 0;) {
+        const Question& question = asked.emplace_back();
+        if (!take(from, left, asked.back()) || question.fixed.row < 0 ||
+            question.fixed.row >= static_cast<std::int64_t>(rows_.size()) || row_at(question.fixed.row).asks == 0) {
+            return false;
+        }
+    }
+    std::vector<Answer> found(asked.size());
+    std::atomic<bool> good{true};
+    const Span& span = span_of(logits, host);
+    Pool::instance().run([&](PoolThread& thread) {
+        thread.each(static_cast<std::int64_t>(asked.size()), [&](std::int64_t i) {
+            const Question& question = asked[static_cast<std::size_t>(i)];
+            const Row& row = row_at(question.fixed.row);
+            const float* x = static_cast<const float*>(logits.data) + question.fixed.row * logits.stride + span.first;
+            const bool elsewhere = question.fixed.kind == Question::kToken && question.fixed.host != host;
+            if (!elsewhere && !answer_of(question, x, span, row.mask, found[static_cast<std::size_t>(i)])) {
+                good = false;
+            }
+        });
+    });
+    for (const Answer& each : found) {
+        append(answers, each);
+    }
+    return good;
 }
 
 }  // namespace octavo

@@ -161,9 +161,10 @@ std::size_t drawn(const Logits& x, const Draws& draws, std::int64_t branch) {
 // The log-softmax of x, and its likeliest tokens.
 void put_score(const Logits& x, std::int64_t token, const Scores& scores, std::int64_t branch) {
     const double highest = static_cast<double>(*std::max_element(x.begin(), x.end()));
-    double total = 0;
+    const std::int64_t given = scores.totals.given() ? get_int(scores.totals, branch) : 0;
+    double total = std::ldexp(static_cast<double>(given), -draw::kWeightBits);
     for (const float logit : x) {
-        total += std::exp(static_cast<double>(logit) - highest);
+        total += given > 0 ? 0 : std::exp(static_cast<double>(logit) - highest);
     }
     const auto logprob = [&](std::size_t id) { return static_cast<double>(x[id]) - highest - std::log(total); };
     put(scores.logprobs, logprob(static_cast<std::size_t>(token)), branch);
@@ -213,6 +214,8 @@ void sample(const TensorRef& ids, const TensorRef& logits, const Draws& draws, c
             token = !good ? kNothingLeft
                           : static_cast<std::int64_t>(greedy ? ordered(open)[0] : drawn(open, draws, branch));
         }
+        const std::int64_t known = draws.drawn.given() ? get_int(draws.drawn, branch) : -1;
+        token = token != kBadLogits && known >= 0 ? known : token;
         put(ids, static_cast<double>(token), branch);
         if (scored) {
             good ? put_score(x, token, scores, branch) : put_no_score(scores, branch);

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,8 +28,9 @@ from gpu_worker.running.memory.block_mover import BlockMover
 from gpu_worker.running.memory.rank_arena import RankArena
 from gpu_worker.running.picture_bank import PictureBank, SoundBank
 from gpu_worker.running.pooled_rows import pooled_of, rows_of
+from gpu_worker.sampling.adjustments import is_adjusted
 from gpu_worker.sampling.native_sampler import NativeSampler
-from gpu_worker.sampling.sampler import Sampler
+from gpu_worker.sampling.sampler import Sampler, num_top
 from gpu_worker.steps.runner import BlockMemory, RunnerInfo, StepOutput, ignore
 from gpu_worker.steps.seats import Seat, Seats
 from gpu_worker.steps.step_input import KnownTokens, StepInput
@@ -135,7 +137,9 @@ class ModelRunner:
         hidden = None if logits is not None else self._forward(step, seats, loras, wanted.rows)
         branches = self._seats.samples(step)
         if hidden is not None and wanted.sampled:
-            logits = self._logits(hidden[: wanted.num_sampled], wanted.sampled, branches)
+            some = hidden[: wanted.num_sampled]
+            asking = self._asking
+            logits = self._logits(some, asking and asking.wanted(len(some), wanted.sampled, branches))
         if logits is not None and wanted.sampled:
             output.token_ids, output.scores = self._sampler.sample(logits, wanted.sampled, branches)
         if hidden is not None and step.scored:
@@ -157,15 +161,18 @@ class ModelRunner:
             batch.encoded = self._encodings.rows_of(seats, step)
         return self._decoder.forward(batch, self._arena.layers, batch.rows)
 
-    def _logits(self, hidden: Tensor, rows: Sequence[int], branches: Sequence[Seat]) -> Tensor:
-        """Of rows that are sampled: those that are looked at. Where other hosts compute some, they send no more."""
-        decoder, sampler = self._decoder, self._sampler
-        if self.on_several_hosts and isinstance(sampler, NativeSampler):
-            wanted = sampler.wanted(len(hidden), rows, branches)
-            if isinstance(decoder, NativeLlamaDecoder):
-                return decoder.logits(hidden, wanted)
-            if isinstance(decoder, GptDecoder) and isinstance(decoder.ranks, GptTeam):
-                return decoder.ranks.logits(decoder, hidden, wanted)
+    @property
+    def _asking(self) -> NativeSampler | None:
+        """The sampler, if other hosts compute some of the logits: it says what they need to send."""
+        return self._sampler if self.on_several_hosts and isinstance(self._sampler, NativeSampler) else None
+
+    def _logits(self, hidden: Tensor, wanted: Any = None) -> Tensor:
+        """`wanted`: a WantedLogits, what is looked at of these rows; None: all."""
+        decoder = self._decoder
+        if wanted is not None and isinstance(decoder, NativeLlamaDecoder):
+            return decoder.logits(hidden, wanted)
+        if wanted is not None and isinstance(decoder, GptDecoder) and isinstance(decoder.ranks, GptTeam):
+            return decoder.ranks.logits(decoder, hidden, wanted)
         return decoder.logits(hidden)
 
     def _used_blocks(self, step: StepInput, seats: Sequence[Seat]) -> Iterator[BlockId]:
@@ -216,10 +223,14 @@ class ModelRunner:
             while position < last:
                 part_end = seat.num_prompt if position < seat.num_prompt else last
                 end = min(part_end, last, position + ROWS_SCORED_AT_ONCE)
-                logits = self._decoder.logits(hidden[start : start + end - position])
                 targets = known.tokens[position - known.first : end - known.first].tolist()
-                if position < seat.num_prompt:
-                    scores += self._sampler.score(logits, targets, seat.params.prompt_logprobs or 0)
+                is_output = position >= seat.num_prompt
+                count = num_top(seat.params) if is_output else seat.params.prompt_logprobs or 0
+                plain = not (is_output and is_adjusted(seat.before(position)))  # then the rest of it is, too
+                wanted = self._asking.wanted_scores(targets, count) if self._asking is not None and plain else None
+                logits = self._logits(hidden[start : start + end - position], wanted)
+                if not is_output:
+                    scores += self._sampler.score(logits, targets, count)
                 else:
                     scores += self._sampler.score_output(logits, seat, position, targets)
                 start += end - position

@@ -13,11 +13,9 @@ import torch
 from torch import Tensor
 
 from gpu_worker.ops import native
-from gpu_worker.sampling.adjustments import LogitEdit, is_adjusted
 from gpu_worker.sampling.cuda_sampler import CudaSampler
 from gpu_worker.sampling.masks import packed_masks
-from gpu_worker.sampling.sampler import Sampler, SamplingColumns
-from gpu_worker.sampling.wanted_logits import wanted_logits
+from gpu_worker.sampling.sampler import Sampler, SamplingColumns, is_ranked_raw
 from gpu_worker.steps.seats import Seat
 from octavo.request.sampling import TokenScore
 
@@ -29,15 +27,30 @@ class NativeSampler(Sampler):
         super().__init__(vocab_size, "cpu", eos_token_ids)
         self._extension = extension
         self._columns: SamplingColumns | None = None
-        self._edited: tuple[Sequence[Seat], list[LogitEdit]] | None = None  # of `wanted`, for the next `sample`
+        self._wanted: tuple[Sequence[object], dict[str, Tensor]] | None = None  # what is known of the next call's
 
     def wanted(self, num_rows: int, rows: Sequence[int], branches: Sequence[Seat]) -> Any:
-        """What `sample`, which is called next with these, looks at of so many rows: a WantedLogits."""
-        edits: Sequence[LogitEdit | None] = [None] * len(branches)
-        if any(map(is_adjusted, branches)):
-            self._edited = branches, self._adjuster.edits(branches)
-            edits = self._edited[1]
-        return wanted_logits(self._extension, num_rows, rows, branches, edits, self.vocab_size)
+        """What `sample`, which is called next with these, looks at of so many rows: a WantedLogits. None: all."""
+        self._wanted = None
+        if any(map(is_ranked_raw, branches)):  # also by the logits before they are adjusted
+            return None
+        columns = self._columns_of(rows, branches)
+        adjustments = self._pack(branches) if columns.adjusted else {}
+        counts = {"counts": torch.tensor(columns.counts, dtype=torch.int32)} if columns.scored else {}
+        drawn, totals = torch.empty((2, len(branches)), dtype=torch.int64)
+        given = {**columns.draws, **self._masks(branches), **adjustments, **counts}
+        self._wanted = branches, {**adjustments, "drawn": drawn, **({"totals": totals} if counts else {})}
+        return self._extension.WantedLogits(num_rows, self.vocab_size, drawn, totals, **given)
+
+    def wanted_scores(self, targets: Sequence[int], num_top: int) -> Any:
+        """What `score`, which is called next with these, looks at: a WantedLogits."""
+        numbers, off = torch.arange(len(targets)), torch.zeros(len(targets))
+        drawn, totals = torch.empty((2, len(targets)), dtype=torch.int64)
+        given = {"temperature": off, "top_k": off.int(), "top_p": off + 1, "min_p": off}  # nothing is drawn
+        given |= dict.fromkeys(("rows", "seed", "branch", "index"), numbers)
+        given |= {"targets": torch.tensor(targets, dtype=torch.int64), "counts": off.int() + num_top}
+        self._wanted = targets, {"totals": totals}
+        return self._extension.WantedLogits(len(targets), self.vocab_size, drawn, totals, **given)
 
     @torch.inference_mode()
     def sample(
@@ -46,17 +59,15 @@ class NativeSampler(Sampler):
         if not branches:
             return [], {}
         logits = logits.detach().float()
-        columns = self._columns
-        if columns is None or not columns.matches(rows, branches):
-            columns = self._columns = SamplingColumns(rows, branches, self.vocab_size)
+        columns, known = self._columns_of(rows, branches), self._known(branches)
         masks = self._masks(branches)
         if columns.plain and not masks:  # numpy's argmax is faster than the extension
             return super().sample(logits, rows, branches)
-        columns.update_index()
         ids = torch.empty(len(branches), dtype=torch.int64)
-        adjustments = self._pack(branches) if columns.adjusted else {}
+        if columns.adjusted and not known:
+            known = self._pack(branches)
         results = _ScoreBuffers(columns.counts if columns.scored else [])
-        self._extension.sample(ids, logits, **columns.draws, **masks, **adjustments, **results.tensors)
+        self._extension.sample(ids, logits, **columns.draws, **masks, **known, **results.tensors)
         tokens: list[int] = ids.tolist()
         if not columns.scored:
             return tokens, {}
@@ -67,14 +78,27 @@ class NativeSampler(Sampler):
     @torch.inference_mode()
     def score(self, logits: Tensor, targets: Sequence[int], num_top: int) -> list[TokenScore]:
         scores: list[TokenScore] = []
-        step = len(targets) if logits.dtype == torch.float32 else _ROWS_AT_ONCE
+        known = self._known(targets)
+        step = len(targets) if known or logits.dtype == torch.float32 else _ROWS_AT_ONCE
         for start in range(0, len(targets), step or 1):
             some = list(targets[start : start + step])
             results = _ScoreBuffers([num_top] * len(some))
             x = logits[start : start + step].detach().float()
-            self._extension.score(x, torch.tensor(some, dtype=torch.int64), **results.tensors)
+            self._extension.score(x, torch.tensor(some, dtype=torch.int64), **known, **results.tensors)
             scores += results.of(range(len(some)), some).values()
         return scores
+
+    def _columns_of(self, rows: Sequence[int], branches: Sequence[Seat]) -> SamplingColumns:
+        columns = self._columns
+        if columns is None or not columns.matches(rows, branches):
+            columns = self._columns = SamplingColumns(rows, branches, self.vocab_size)
+        columns.update_index()
+        return columns
+
+    def _known(self, whose: Sequence[object]) -> dict[str, Tensor]:
+        """What is known of these branches, or targets, since it was asked what they want."""
+        wanted, self._wanted = self._wanted, None
+        return wanted[1] if wanted is not None and wanted[0] is whose else {}
 
     def _masks(self, branches: Sequence[Seat]) -> dict[str, Tensor]:
         if all(branch.mask is None for branch in branches):
@@ -83,8 +107,7 @@ class NativeSampler(Sampler):
         return {"mask_of": torch.from_numpy(mask_of), "masks": torch.from_numpy(masks)}
 
     def _pack(self, branches: Sequence[Seat]) -> dict[str, Tensor]:
-        edited, self._edited = self._edited, None
-        edits = edited[1] if edited and edited[0] is branches else self._adjuster.edits(branches)
+        edits = self._adjuster.edits(branches)
         allowed = [np.empty(0, np.int64) if e.allowed is None else np.append(e.allowed, -1) for e in edits]
         return {
             "repetition": torch.tensor([edit.repetition for edit in edits], dtype=torch.float32),

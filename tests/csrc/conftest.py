@@ -7,9 +7,11 @@ from types import ModuleType
 import pytest
 import torch
 from instruction_sets import KERNELS
+from native_extension import extension
 
 import gpu_worker
-from gpu_worker.ops import native
+
+__all__ = ["extension"]
 
 if "OCTAVO_TEST_EXTENSION" in os.environ:  # another build than the one in gpu_worker/: with sanitizers, or with a bug
     gpu_worker.__path__.insert(0, os.environ["OCTAVO_TEST_EXTENSION"])
@@ -24,14 +26,6 @@ class Reference:
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._extension.ref if hasattr(self._extension.ref, name) else self._extension, name)
-
-
-@pytest.fixture
-def extension() -> ModuleType:
-    module = native.load()
-    if module is None:
-        pytest.skip("the extension was not built")
-    return module
 
 
 @pytest.fixture(params=KERNELS)

@@ -13,6 +13,7 @@ from joined_hosts import Host, at_once, joined_hosts
 from torch import Tensor
 
 HIDDEN = 12
+OFF = [1.0, 0.1, 0.0]  # filters
 SAME = [(0, 2), (0, 2)]  # layers: both hosts compute all
 FOLLOWING = [(0, 1), (1, 1)]
 HALVES, ALL = [(0, 1), (1, 1)], [(0, 2), (0, 2)]  # heads
@@ -103,29 +104,51 @@ def test_an_order_is_heard_as_it_was_told_with_what_belongs_to_it(
     assert torch.equal(there[:3], rows[:3]) and not there[3:].any()
 
 
-def test_a_host_sends_the_likeliest_tokens_and_those_that_are_named(extension: ModuleType, made: Making) -> None:
-    """Of the second row all; of the third, which has NaN, that; of the last those that its mask leaves. The front has
-    -inf in the place of the others, and of its own all."""
+def branches(**given: list[float]) -> dict[str, Tensor]:
+    """What `sample` is given of as many branches as rows, but for what is off."""
+    count = len(given["temperature"])
+    floats = {"top_p": [1.0] * count, "min_p": [0.0] * count, **given}
+    draws = {name: torch.tensor(values) for name, values in floats.items() if name != "top_k"}
+    numbers = torch.arange(count)
+    draws |= {"top_k": torch.tensor(given["top_k"], dtype=torch.int32), "filters": torch.tensor([OFF] * count)}
+    return draws | {"rows": numbers, "seed": numbers, "branch": numbers, "index": numbers}
+
+
+def test_a_host_sends_what_is_looked_at(extension: ModuleType, made: Making) -> None:
+    """The likeliest, those that are named, NaN if there is one, and what a mask leaves; a row whose filter sees all
+    tokens; and a token that was drawn. The front has -inf in the place of the others, and of its own all."""
     front, other = made(SAME, HALVES)
-    logits = torch.arange(8.0).repeat(4, 1)
-    logits[0, [4, 5]], logits[2, 6] = 7.0, torch.nan
-    counts, ends = torch.tensor([2, 0, 1, 1], dtype=torch.int32), torch.tensor([0, 2, 2, 2, 2])
-    mask_of, masks = torch.tensor([-1, -1, -1, 0], dtype=torch.int32), torch.tensor([[0x3F]], dtype=torch.int32)
-    wanted = extension.WantedLogits(counts, ends, torch.tensor([7, 1]), mask_of, masks)
-    front.order.order_logits(4)
-    arena, spans, out = torch.zeros(2, 3, 8), [(0, 4), (4, 4)], torch.cat([logits[:, :4], torch.ones(4, 4)], dim=1)
+    logits, spans = torch.arange(64.0).repeat(6, 1) / 16, [(0, 32), (32, 32)]
+    logits[0, [40, 41]], logits[2, 60] = 9.0, torch.nan
+    given = branches(temperature=[1.0, 1.0, 0.0, 0.0, 1.0, 0.0], top_k=[2, 0, 0, 0, 0, 0])
+    given["filters"][1, 0] = 0.5
+    given |= {"bias_ends": torch.tensor([0, 2, 2, 2, 2, 2, 2]), "bias_ids": torch.tensor([50, 1])}
+    given |= {"biases": torch.zeros(2), "mask_of": torch.tensor([-1, -1, -1, 0, -1, -1], dtype=torch.int32)}
+    given |= {"masks": torch.tensor([[-1, 0x3F]], dtype=torch.int32)}
+    given |= {"counts": torch.tensor([-1, -1, -1, -1, -1, 2], dtype=torch.int32)}
+    drawn, totals = torch.zeros((2, 6), dtype=torch.int64)
+    wanted = extension.WantedLogits(6, 64, drawn, totals, **given)
+    front.order.order_logits(6)
+    out = logits.clone()
+    out[:, 32:] = 1.0
 
     def tells() -> bool:
         return front.hosts.tell(front.order, hidden(), wanted) and front.hosts.collect(out, spans)
 
     def hears() -> bool:
+        arena = torch.zeros(2, 3, 8)
         return other.hosts.hear(other.order, hidden(), arena) and other.hosts.collect(logits.clone(), spans)
 
     at_once(tells, hears)
-    never, nan = -torch.inf, torch.nan
-    expected = [[7.0, 7.0, never, 7.0], [4.0, 5.0, 6.0, 7.0], [never, never, nan, never], [never, 5.0, never, 7.0]]
-    torch.testing.assert_close(out[:, 4:], torch.tensor(expected), rtol=0, atol=0, equal_nan=True)
-    assert torch.equal(out[:, :4], logits[:, :4])
+    expected = torch.full((6, 64), -torch.inf)
+    for row, ids in enumerate(([40, 41, 50], range(32, 64), [60], [37, 63], [drawn[4], 63], [62, 63])):
+        expected[row, list(ids)] = logits[row, list(ids)]
+    expected[:, :32] = logits[:, :32]
+    torch.testing.assert_close(out, expected, rtol=0, atol=0, equal_nan=True)
+    assert drawn[4] >= 32  # of this seed
+    assert drawn.tolist() == [-1, -1, -1, -1, drawn[4], -1]
+    weights = torch.exp((logits[5] - logits[5].max()).double()).sum() * 2**40
+    assert totals[:5].tolist() == [0] * 5 and totals[5].item() == pytest.approx(weights.item(), rel=1e-5)
 
 
 def cache(scaled: bool) -> list[Tensor]:
@@ -182,8 +205,8 @@ def test_the_front_gets_what_a_step_has_written_and_the_states_that_it_wants(
 def test_what_a_host_cannot_say_is_refused_by_name(extension: ModuleType, made: Making) -> None:
     front, other = made(FOLLOWING, ALL)
     states, kv = torch.zeros(3, HIDDEN), extension.Kv(cache(False))
-    ends = torch.zeros(4, dtype=torch.int64)
-    wanted = extension.WantedLogits(torch.zeros(3, dtype=torch.int32), ends, ends[:0])
+    given, nothing = branches(temperature=[0.0] * 3, top_k=[0] * 3), torch.zeros((2, 3), dtype=torch.int64)
+    wanted = extension.WantedLogits(3, 64, *nothing, **given)
     front.order.order_forward(**STEP)
     wrong: list[tuple[str, Callable[[], object]]] = [
         ("hosts", lambda: front.hosts.receive_states(states)),

@@ -18,7 +18,9 @@ SIZES = {"vocab": 64, "hidden": 16, "inner": 16, "heads": 2, "kv_heads": 2, "hea
 NONE, HALVES = (0, 0), [(0, 32), (32, 32)]
 TOKENS, PLAN_BYTES = 8, 4096
 HEAD = struct.Struct("=IIq")  # kind, number, bytes
-ORDER, HIDDEN, BLOCKS, ADAPTER = 1, 2, 3, 7
+COLUMNS, ORDER, HIDDEN, BLOCKS, WANTED, ADAPTER, QUESTIONS, ANSWERS = 0, 1, 2, 3, 6, 7, 8, 9
+ONE_ROW = struct.pack("=5q24x", 1, 0, 0, 0, 1)  # an order of its logits
+QUESTION = struct.Struct("=Qf4xqf4x3i2f3i")
 ROOM = torch.zeros(4096, dtype=torch.uint8)  # of adapters
 
 
@@ -62,7 +64,7 @@ def follower(extension: ModuleType) -> Iterator[tuple[socket.socket, Any, torch.
 @settings(max_examples=draws(20, 200), suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(
     ordered=st.booleans(),
-    kind=st.integers(0, ADAPTER + 1),
+    kind=st.integers(0, ANSWERS + 1),
     number=st.sampled_from([1, 1, 1, 2]),
     size=st.one_of(st.integers(-2, 2000), st.integers(-(1 << 62), 1 << 62)),
     numbers=st.lists(st.one_of(st.integers(-3, 70), st.integers(-(1 << 62), 1 << 62)), max_size=20),
@@ -74,13 +76,105 @@ def test_no_frame_is_taken_for_another(
     with follower(extension) as (near, team, _, thread):
         payload = struct.pack(f"={len(numbers)}q", *numbers)
         if ordered:
-            order = struct.pack("=5q24x", 1, 0, 0, 0, 1)  # the logits of a row
-            near.sendall(HEAD.pack(ORDER, 1, 64) + order + HEAD.pack(HIDDEN, 2, 64) + bytes(64))
+            near.sendall(HEAD.pack(ORDER, 1, 64) + ONE_ROW + HEAD.pack(HIDDEN, 2, 64) + bytes(64))
             number += 2
         near.sendall(HEAD.pack(kind, number, size) + payload + bytes(max(0, min(size, 4000) - len(payload))))
         near.shutdown(socket.SHUT_RDWR)
         thread.join(30)
         assert team.trouble
+
+
+def question(kind: int, told: bytes = b"", **others: float) -> bytes:
+    """About all that a host has of its row."""
+    fields = {"place": 0, "logit": -float("inf"), "id": (1 << 63) - 1, "least": 0.0, "kind": kind, "row": 0}
+    fields |= {"masked": 0, "highest": 0.0, "factor": 1.0, "buckets": 256, "host": 1, "known": len(told) // 8}
+    return QUESTION.pack(*(fields | others).values()) + told
+
+
+def received(stream: socket.socket, size: int) -> bytes:
+    return stream.recv(size, socket.MSG_WAITALL)
+
+
+MASS, MASSES, BUCKET, TOKEN, TOKENS = range(5)
+ALL = 31 << 40  # what a host has of 32 tokens that are all alike, when it has sent one
+LAST = struct.pack("=2if", 0, 1, 0.0) + struct.pack("=i", 63)
+
+
+CASES: list[tuple[bytes, bytes | None]] = [
+    (question(MASS), struct.pack("=2iQ", 1, 0, ALL)),
+    (question(MASSES), struct.pack("=2i2Q", 257, 0, ALL, ALL) + bytes(255 * 8)),
+    (question(BUCKET, buckets=3), struct.pack("=2i", 0, 0)),
+    (question(TOKEN, place=ALL - 1), LAST),
+    (question(TOKEN, struct.pack("=fi", -1.0, 33), place=ALL - (1 << 40)), LAST),
+    (question(TOKEN, host=0), bytes(8)),
+    (question(TOKENS, logit=0.0, id=33), struct.pack("=2i", 0, 1) + struct.pack("=fi", 0.0, 33)),
+    (question(MASS, row=1), None),
+    (question(MASS, row=-1), None),
+    (question(MASS, highest=-0.5), None),
+    (question(MASS, highest=float("nan")), None),
+    (question(MASS, factor=0.0), None),
+    (question(MASSES, buckets=255), None),
+    (question(TOKEN, place=ALL), None),
+    (question(TOKEN, struct.pack("=fi", 0.0, 31)), None),
+    (question(TOKEN, struct.pack("=fi", 0.5, 40)), None),
+    (question(MASS, known=-1), None),
+    (question(MASS, known=1), None),
+    (question(5), None),
+    (b"short", None),
+]
+
+
+@pytest.mark.parametrize(("asked", "said"), CASES, ids=range(len(CASES)))
+def test_a_host_answers_what_a_front_asks_and_breaks_off_at_all_else(
+    extension: ModuleType, asked: bytes, said: bytes | None
+) -> None:
+    with follower(extension) as (near, team, _, thread):
+        wanted = struct.pack("=5i", 1, 0, 1, 0, 0)
+        near.sendall(HEAD.pack(ORDER, 1, 64) + ONE_ROW + HEAD.pack(HIDDEN, 2, 64) + bytes(64))
+        near.sendall(HEAD.pack(WANTED, 3, len(wanted)) + wanted)
+        assert received(near, 24) == HEAD.pack(COLUMNS, 1, 8) + struct.pack("=fi", 0.0, 32)
+        near.sendall(HEAD.pack(QUESTIONS, 4, len(asked)) + asked)
+        if said is not None:
+            assert received(near, 16 + len(said)) == HEAD.pack(ANSWERS, 2, len(said)) + said
+            near.sendall(HEAD.pack(QUESTIONS, 5, 0))
+        near.shutdown(socket.SHUT_RDWR)
+        thread.join(30)
+        ended = "the connection to host 0 has ended" if said is not None else "host 0 has sent what is not expected"
+        assert team.trouble.startswith(ended)
+
+
+@pytest.mark.parametrize(
+    ("said", "good"),
+    [
+        (struct.pack("=2iQ", 1, 0, ALL), True),
+        (struct.pack("=2iQ", 1, 0, ALL) + b"more", False),
+        (struct.pack("=2i2Q", 2, 0, ALL, ALL), False),
+        (struct.pack("=2iQfi", 1, 1, ALL, 0.0, 40), False),
+        (struct.pack("=2i", 0, 0), False),
+        (struct.pack("=2i", -1, 0), False),
+        (struct.pack("=2i", 1 << 30, 0), False),
+        (b"", False),
+    ],
+    ids=range(8),
+)
+def test_a_front_takes_no_answer_that_cannot_be(extension: ModuleType, said: bytes, good: bool) -> None:
+    """Of a row whose log probabilities are wanted."""
+    near, far = socket.socketpair()
+    with near, far:
+        team = extension.Team(memory_of(extension), 0, 1, 1.0)
+        hosts = extension.GroupHosts(team, [-1, far.fileno()], 0, [NONE, NONE], [NONE, NONE])
+        order, off, number = extension.TeamOrder(team, TOKENS, PLAN_BYTES), torch.zeros(1), torch.zeros(1).long()
+        drawn, totals = torch.zeros((2, 1), dtype=torch.int64)
+        given = {"temperature": off, "top_k": off.int(), "top_p": off + 1, "min_p": off, "counts": off.int()}
+        given |= dict.fromkeys(("rows", "seed", "branch", "index"), number)
+        wanted = extension.WantedLogits(1, 64, drawn, totals, **given)
+        order.order_logits(1)
+        near.sendall(HEAD.pack(COLUMNS, 1, 8) + struct.pack("=fi", 0.0, 32))
+        near.sendall(HEAD.pack(ANSWERS, 2, len(said)) + said)
+        assert hosts.tell(order, torch.zeros(64, 16), wanted)
+        assert hosts.collect(torch.zeros(1, 64), HALVES) == good
+        assert totals.tolist() == [64 << 40 if good else 0]
+        assert team.trouble == "" or team.trouble.startswith("host 1 has sent what is not expected")
 
 
 def test_blocks_are_put_where_they_belong(extension: ModuleType) -> None:

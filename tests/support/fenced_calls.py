@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, empty, randn, zeros
 
+from gpu_worker.sampling.filters import COLUMNS
+
 MARGIN = 64  # bytes on each side
 U8 = torch.uint8
 HIDDEN, INNER, VOCAB = 32, 64, 11  # of the decoder: two heads of 16
@@ -137,3 +139,17 @@ def of(name: str, *outputs: str) -> Callable[[Any], Any]:
 
 def kv() -> Tensor:
     return randn(4, 2, 2, 8, 16)
+
+
+def sampled(g):
+    """What says how some branches draw, of two rows of five tokens."""
+    floats = {"temperature": [0.5, 0.0], "top_p": [0.5, 1.0], "min_p": [0.0, 1.0], "repetition": [1.0, 2.0]}
+    longs = {"seen_ids": (3, 1), "bias_ids": (0, 3), "allowed_ids": (-1, 2), "rows": (1, 0)}
+    given = {"filters": torch.full((g.n, len(COLUMNS)), 0.5)}
+    given |= {name: torch.tensor(values[: g.n]) for name, values in floats.items()}
+    given |= {name: g.longs(*values) for name, values in longs.items()}
+    given |= {name: g.longs(5, 7) for name in ("seed", "branch", "index")}
+    given |= {name: randn(g.n) for name in ("seen_costs", "biases")}
+    given |= {name: g.ends(torch.int64) for name in ("seen_ends", "bias_ends", "allowed_ends")}
+    given |= {"mask_of": g.ints(0, -1), "masks": torch.tensor([[0b10111]], dtype=torch.int32)}
+    return given | {"top_k": g.ints(0, 3)}

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-import torch
-from fenced_calls import HIDDEN, SIZES, U8, VOCAB, Call, Given, kv, of
+from fenced_calls import HIDDEN, SIZES, U8, VOCAB, Call, Given, kv, of, sampled
 from torch import Tensor, ones, randn, zeros
 
 
@@ -79,16 +78,10 @@ def hosts_mirror(g):
     return Call(pair.hosts.mirror, {"arena": zeros(2, 3, 8), "ids": g.longs(2, 0)}, held=pair)
 
 
-@of("WantedLogits")
+@of("WantedLogits", "drawn", "totals")
 def wanted_logits(g):
-    ends, masks = torch.arange(g.n + 1) * 2, torch.tensor([[5, 1], [-1, 3]], dtype=torch.int32)
-    return {
-        "counts": g.ints(3, 0),
-        "ends": ends,
-        "ids": torch.tensor([4, 9, 0, 7])[: 2 * g.n],
-        "mask_of": g.ints(1, -1),
-        "masks": masks,
-    }
+    given = {"num_rows": 2, "vocabulary": 5, "drawn": g.longs(7, 7), "totals": g.longs(7, 7), **sampled(g)}
+    return given | {"counts": g.ints(2, -1), "targets": g.longs(4, 0)}
 
 
 @of("GroupHosts.tell")

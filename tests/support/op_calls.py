@@ -4,10 +4,23 @@ from typing import Any
 
 import group_op_calls  # noqa: F401  has those of groups
 import torch
-from fenced_calls import CALLS, HIDDEN, INNER, SIZES, U8, VOCAB, Call, Fence, Given, good_call, kv, of, signatures
+from fenced_calls import (
+    CALLS,
+    HIDDEN,
+    INNER,
+    SIZES,
+    U8,
+    VOCAB,
+    Call,
+    Fence,
+    Given,
+    good_call,
+    kv,
+    of,
+    sampled,
+    signatures,
+)
 from torch import Tensor, empty, ones, rand, randn, zeros
-
-from gpu_worker.sampling.filters import COLUMNS
 
 __all__ = ["CALLS", "Fence", "good_call", "signatures"]
 
@@ -52,20 +65,12 @@ def paged_attention(g):
 
 @of("sample", "ids", "logprobs", "top_ids", "top_logprobs")
 def sample(g):
-    floats = {"temperature": [0.5, 0.0], "top_p": [0.5, 1.0], "min_p": [0.0, 1.0], "repetition": [1.0, 2.0]}
-    longs = {"seen_ids": (3, 1), "bias_ids": (0, 3), "allowed_ids": (-1, 2), "rows": (1, 0)}
-    given = {"ids": torch.full((g.n,), -7), "logits": randn(2, 5), "filters": torch.full((g.n, len(COLUMNS)), 0.5)}
-    given |= {name: torch.tensor(values[: g.n]) for name, values in floats.items()}
-    given |= {name: g.longs(*values) for name, values in longs.items()}
-    given |= {name: g.longs(5, 7) for name in ("seed", "branch", "index")}
-    given |= {name: randn(g.n) for name in ("seen_costs", "biases")}
-    given |= {name: g.ends(torch.int64) for name in ("seen_ends", "bias_ends", "allowed_ends")}
-    given |= {"mask_of": g.ints(0, -1), "masks": torch.tensor([[0b10111]], dtype=torch.int32)}
-    return given | {"top_k": g.ints(0, 3), **g.scores()}
+    given = {"ids": torch.full((g.n,), -7), "logits": randn(2, 5), **sampled(g), **g.scores()}
+    return given | {"drawn": g.longs(-1, 2), "totals": g.longs(0, 1 << 41)}
 
 
 of("score", "logprobs", "top_ids", "top_logprobs")(
-    lambda g: {"logits": randn(g.n, 5), "targets": g.longs(4, 0), **g.scores()}
+    lambda g: {"logits": randn(g.n, 5), "targets": g.longs(4, 0), **g.scores(), "totals": g.longs(1 << 41, 0)}
 )
 of("copy_blocks", "target")(
     lambda g: {"source": arena(), "target": arena(), "pairs": torch.tensor([[0, 1], [2, 3]])[: g.n]}

@@ -79,6 +79,9 @@ class GroupHosts {
     Columns columns_of(const TensorRef& columns, const std::vector<Span>& spans) const;
     Slice slice_of(const TensorRef& arena, int host) const;
     bool take_wanted(const TeamOrder& order);
+    bool hear_said(Frame frame, std::int64_t most_bytes, int host, std::vector<char>& said);
+    bool ask(const Columns& logits);
+    bool answer(const Columns& logits);
     bool take_blocks(const TensorRef& arena, std::int64_t bytes);
     bool take_adapter(std::int64_t bytes);
     bool tell_end(const TeamStep& step, const std::vector<KvPages>& kv, const TensorRef& states);

@@ -39,7 +39,18 @@ struct Parcel {
     std::int64_t bytes;
 };
 
-enum class Frame : std::uint32_t { kColumns, kOrder, kHidden, kBlocks, kStates, kSlots, kWanted, kAdapter };
+enum class Frame : std::uint32_t {
+    kColumns,
+    kOrder,
+    kHidden,
+    kBlocks,
+    kStates,
+    kSlots,
+    kWanted,
+    kAdapter,
+    kQuestions,
+    kAnswers
+};
 
 class HostLinks {
   public:
@@ -54,9 +65,9 @@ class HostLinks {
     // All of them: false if the team is broken. Only one thread may call any of them.
     // In the front: bytes for all other hosts.
     bool tell(Frame frame, const void* data, std::int64_t bytes);
-    // In other hosts: waits for the front, without end; then `read` has to take so many bytes.
-    bool hear(Frame& frame, std::int64_t& bytes);
-    bool read(void* data, std::int64_t bytes);
+    // Waits for a host, and for the front without end; then `read` has to take so many bytes.
+    bool hear(Frame& frame, std::int64_t& bytes, int host = 0);
+    bool read(void* data, std::int64_t bytes, int host = 0);
     // In some neighbouring hosts at once: own columns go to the others of them, and theirs come.
     bool exchange(std::initializer_list<Columns> columns, const Span& hosts);
     // To one host, and from some, in one frame each. `received` is valid until the next call.

@@ -26,6 +26,7 @@ struct Draws {
     TensorRef seed, branch, index;  // i64 [r], the seed as 64 bits: what the random number comes from
     TensorRef mask_of;              // i32 [r]: which row of `masks` says what may be drawn; -1: all. No data: all -1
     TensorRef masks;                // i32 [m, (vocabulary + 31) / 32]: a bit per token, the least bit first
+    TensorRef drawn;                // i64 [r]: a token that was drawn already, or -1. No data: all -1
 };
 
 // The changes of the logits of each branch: the bias first, then penalties, then the mask. Branch i has the entries
@@ -43,6 +44,7 @@ struct Scores {
     TensorRef logprobs;      // f32 [r]: that of the chosen token; NaN where the logits are bad
     TensorRef top_ids;       // i64 [r, n]: likeliest first, lowest id first among equals; -1: no more that are possible
     TensorRef top_logprobs;  // f32 [r, n]
+    TensorRef totals;        // i64 [r]: the sum of the weights (draw.h) of a row that is not all here; 0: it is
 };
 
 // ids i64 [r], logits f32 [rows, vocabulary].
@@ -59,6 +61,9 @@ namespace check {
 void sample(const TensorRef& ids, const TensorRef& logits, const Draws& draws, const Adjustments& adjustments,
             const Scores& scores);
 void score(const TensorRef& logits, const TensorRef& targets, const Scores& scores);
+// What WantedLogits are made of.
+void wanted(std::int64_t rows, std::int64_t vocabulary, const Draws& draws, const Adjustments& adjustments,
+            const TensorRef& counts, const TensorRef& targets, const TensorRef& drawn, const TensorRef& totals);
 }  // namespace check
 
 namespace ref {

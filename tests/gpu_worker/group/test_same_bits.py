@@ -21,7 +21,8 @@ PARAMS = [
     SamplingParams(temperature=0.9, top_p=0.9, seed=7, max_tokens=40, logprobs=1, n=2, repetition_penalty=1.2),
     SamplingParams(temperature=0, max_tokens=4, prompt_logprobs=2),
     SamplingParams(temperature=1.0, seed=1, max_tokens=24, structured_outputs=StructuredOutputsParams(regex="[a-f]+")),
-    SamplingParams(temperature=0, max_tokens=40),  # of these, other hosts send candidates
+    SamplingParams(temperature=1.1, min_p=0.01, seed=3, max_tokens=40),  # of these, other hosts send sums
+    SamplingParams(temperature=0, max_tokens=40),  # and of these, candidates
     SamplingParams(temperature=0.9, top_k=8, top_p=0.9, seed=5, max_tokens=40, n=2, presence_penalty=0.6),
 ]
 
