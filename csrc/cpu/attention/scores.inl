@@ -105,6 +105,9 @@ __attribute__((always_inline)) inline void weigh(const Scratch<Form>& s, std::in
     const F maximum = Lanes::set(-s.maxima[i]);
     float* totals = s.totals + i * Lanes::kCount;
     F8 total = load8(totals);
+    for (std::int64_t d = 0; d < s.dim; d += 16) {  // what its products will be added to
+        fetch(s.sums + i * s.dim + d);
+    }
 #pragma GCC unroll 4
     for (std::int64_t from = range.from; from < range.end; from += Form::kWeights) {
         F x[kWide];
