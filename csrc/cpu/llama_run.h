@@ -20,6 +20,7 @@ namespace octavo {
 constexpr std::int64_t kParts = 2;        // of a step, for stages
 constexpr std::int64_t kClaims = 8;       // of each thread in a phase over rows of activations, at least
 constexpr std::int64_t kMostAtOnce = 16;  // rows of a claim
+constexpr std::int64_t kDivided = 1 << 14;  // numbers whose norm or rounding takes longer than a meeting
 constexpr std::int64_t kPiece = 512;      // floats of an activation that one thread takes at once; a multiple of kBlock
 
 // Some tokens of a step, which lie one after the other.
@@ -95,12 +96,10 @@ class Llama::Run {
         queries_ = room != nullptr ? room->queries + part.first * s_.heads * s_.head_dim : nullptr;
         keys_ = room != nullptr ? room->keys + part.first * s_.kv_heads * s_.head_dim : nullptr;
         own_ = {model.queries(), model.keys(), model.values()};
-        normed_ = space.normed.take(0);
         qkv_ = space.qkv.take(0);
         gate_up_ = space.gate_up.take(0);
         low_ = space.low.take(0);
         low_rows_ = lora_low_rows(step_);
-        inputs_ = {space.digits.take(0), space.bf16.take(0)};
     }
 
     void operator()() {
@@ -111,7 +110,7 @@ class Llama::Run {
         for (std::size_t index = first; index < end; ++index) {
             const LlamaLayer& layer = m_.layers_[index];
             if (qkv_row() > 0) {
-                norm(layer.input_norm, layer.qkv);
+                norm(layer.input_norm, layer.qkv, m_.all_have_heads());
                 product(layer.qkv, normed_, layer.qkv_bias, qkv_, qkv_row(), false);
                 adapt(index, &LoraLayer::qkv, normed_, s_.hidden, qkv_, qkv_row());
             }
@@ -241,17 +240,36 @@ class Llama::Run {
     // Of queries, keys and values of a token.
     std::int64_t qkv_row() const { return (own_.queries.count + own_.keys.count + own_.values.count) * s_.head_dim; }
 
-    void norm(const TensorRef& weight, const Stack& next) {
-        each(num_tokens_, [&](std::int64_t t) {
+    // Work on all tokens, of so many numbers each, that comes before a product: the ranks divide it where it takes
+    // longer than one more meeting.
+    template <typename Body>
+    void prepare(std::int64_t numbers, const Body& body, bool all_come = true) {
+        Workspace& space = *m_.space_;
+        const bool divided = all_come && share_.team != nullptr && share_.team->stage_size() > 1 &&
+                             num_tokens_ * numbers >= kDivided;
+        normed_ = divided ? m_.room_->normed + part_.first * s_.hidden : space.normed.take(0);
+        inputs_ = divided ? m_.room_->inputs_from(part_.first) : Inputs{space.digits.take(0), space.bf16.take(0)};
+        const std::int64_t rank = divided ? share_.team->rank_in_stage() : 0;
+        const std::int64_t ranks = divided ? share_.team->stage_size() : 1;
+        const std::int64_t first = num_tokens_ * rank / ranks, end = num_tokens_ * (rank + 1) / ranks;
+        each(end - first, [&](std::int64_t i) { body(first + i); });
+        if (divided) {
+            meet();
+        }
+    }
+
+    void norm(const TensorRef& weight, const Stack& next, bool all_come = true) {
+        const auto token = [&](std::int64_t t) {
             k_.rms_norm(x_ + t * s_.hidden, weight.as<float>(), s_.eps, s_.hidden, normed_ + t * s_.hidden);
             round_inputs(next.front(), normed_ + t * s_.hidden, t, 0, s_.hidden, inputs_);
-        });
+        };
+        prepare(s_.hidden, token, all_come);
     }
 
     void round(const Stack& stack, const float* x) {
         const Weight& next = stack.front();
         if (next.rounding != Rounding::kNone) {
-            each(num_tokens_, [&](std::int64_t t) { round_inputs(next, x + t * next.cols, t, 0, next.cols, inputs_); });
+            prepare(next.cols, [&](std::int64_t t) { round_inputs(next, x + t * next.cols, t, 0, next.cols, inputs_); });
         }
     }
 
