@@ -68,8 +68,8 @@ std::vector<Item> plan_attention(const std::vector<std::int32_t>& q_lens, std::v
 void bind_attention_plan(py::module_& module) {
     module.def("plan_attention", &plan_attention, "q_lens"_a, "seq_lens"_a, "num_kv_heads"_a, "group"_a, "head_dim"_a,
                "window"_a = 0, "rank"_a = 0, "ranks"_a = 1,
-               "What threads of a rank work on, in the order they begin it: (sequence, kv_head, first query, queries, first key, "
-               "end key, floats before its partial result or -1).");
+               "What threads of a rank work on, in the order they begin it: (sequence, kv_head, first query, queries, "
+               "first key, end key, floats before its partial result or -1).");
 }
 
 }  // namespace octavo::bind

@@ -3,13 +3,12 @@
 
 #include <algorithm>
 #include <initializer_list>
-#include <map>
 #include <vector>
 
-#include "attention.h"
 #include "buffer.h"
 #include "experts.h"
 #include "linear.h"
+#include "llama_part.h"
 #include "lora.h"
 #include "octavo/llama.h"
 #include "rope.h"
@@ -17,23 +16,11 @@
 
 namespace octavo {
 
-constexpr std::int64_t kParts = 2;        // of a step, for stages
-constexpr std::int64_t kClaims = 8;       // of each thread in a phase over rows of activations, at least
-constexpr std::int64_t kMostAtOnce = 16;  // rows of a claim
+constexpr std::int64_t kParts = 2;          // of a step, for stages
+constexpr std::int64_t kClaims = 8;         // of each thread in a phase over rows of activations, at least
+constexpr std::int64_t kMostAtOnce = 16;    // rows of a claim
 constexpr std::int64_t kDivided = 1 << 14;  // numbers whose norm or rounding takes longer than a meeting
-constexpr std::int64_t kPiece = 512;      // floats of an activation that one thread takes at once; a multiple of kBlock
-
-// Some tokens of a step, which lie one after the other.
-struct Llama::Part {
-    LlamaStep step;
-    std::int64_t first = 0;
-    std::vector<std::int32_t> cu_q, seq_lens;
-    std::map<std::int64_t, AttentionPlan> plans;  // by window
-
-    // The tokens [first, end) of a whole step. A sequence may be divided: its earlier tokens are then in an earlier
-    // part.
-    void cut(const LlamaStep& whole, std::int64_t begin, std::int64_t end);
-};
+constexpr std::int64_t kPiece = 512;  // floats of an activation that one thread takes at once; a multiple of kBlock
 
 struct Llama::Workspace {
     Buffer<float> x, normed, qkv, attended, gate_up, inner, low;
@@ -43,35 +30,6 @@ struct Llama::Workspace {
     std::vector<KvPages> layers, own;
     ExpertSpace experts;
 };
-
-inline void Llama::Part::cut(const LlamaStep& whole, std::int64_t begin, std::int64_t end) {
-    step = whole;
-    first = begin;
-    for (TensorRef* ids : {&step.token_ids, &step.positions, &step.slots}) {
-        ids->data = ids->as<std::int64_t>() + begin;
-        ids->shape[0] = end - begin;
-    }
-    const auto* starts = whole.batch.cu_q.as<std::int32_t>();
-    const std::int64_t count = whole.batch.seq_lens.shape[0];
-    const std::int64_t one = std::upper_bound(starts, starts + count, begin) - starts - 1;
-    const std::int64_t last = std::lower_bound(starts, starts + count, end) - starts - 1;
-    cu_q.clear();
-    seq_lens.clear();
-    for (std::int64_t s = one; s <= last + 1; ++s) {
-        cu_q.push_back(static_cast<std::int32_t>(std::clamp<std::int64_t>(starts[s], begin, end) - begin));
-    }
-    for (std::int64_t s = one; s <= last; ++s) {
-        const std::int64_t later = std::max<std::int64_t>(0, starts[s + 1] - end);
-        seq_lens.push_back(whole.batch.seq_lens.as<std::int32_t>()[s] - static_cast<std::int32_t>(later));
-    }
-    BatchRef& batch = step.batch;
-    batch.cu_q.data = cu_q.data();
-    batch.cu_q.shape[0] = last - one + 2;
-    batch.seq_lens.data = seq_lens.data();
-    batch.seq_lens.shape[0] = last - one + 1;
-    batch.tables.data = batch.tables.as<std::int32_t>() + one * batch.tables.stride[0];
-    batch.tables.shape[0] = last - one + 1;
-}
 
 // One part of a step in one thread.
 class Llama::Run {
@@ -245,8 +203,8 @@ class Llama::Run {
     template <typename Body>
     void prepare(std::int64_t numbers, const Body& body, bool all_come = true) {
         Workspace& space = *m_.space_;
-        const bool divided = all_come && share_.team != nullptr && share_.team->stage_size() > 1 &&
-                             num_tokens_ * numbers >= kDivided;
+        const bool divided =
+            all_come && share_.team != nullptr && share_.team->stage_size() > 1 && num_tokens_ * numbers >= kDivided;
         normed_ = divided ? m_.room_->normed + part_.first * s_.hidden : space.normed.take(0);
         inputs_ = divided ? m_.room_->inputs_from(part_.first) : Inputs{space.digits.take(0), space.bf16.take(0)};
         const std::int64_t rank = divided ? share_.team->rank_in_stage() : 0;
@@ -269,7 +227,8 @@ class Llama::Run {
     void round(const Stack& stack, const float* x) {
         const Weight& next = stack.front();
         if (next.rounding != Rounding::kNone) {
-            prepare(next.cols, [&](std::int64_t t) { round_inputs(next, x + t * next.cols, t, 0, next.cols, inputs_); });
+            prepare(next.cols,
+                    [&](std::int64_t t) { round_inputs(next, x + t * next.cols, t, 0, next.cols, inputs_); });
         }
     }
 

@@ -1,4 +1,4 @@
-"""The heads of a decoder, divided between ranks: each is one rank's, and no rank of a host has much more than another."""
+"""The heads of a decoder, divided between ranks: each is one rank's, and no rank of a host has many more."""
 
 from dataclasses import replace
 from typing import Any
@@ -46,7 +46,9 @@ def follow(spans: list[ShareSpan], whole: ShareSpan) -> bool:
 
 @given(
     st.builds(SharedOut, st.integers(1, 12), st.integers(1, 8)),
-    st.sampled_from([(1, 1, 1), (2, 1, 1), (2, 2, 1), (2, 2, 2), (4, 1, 2), (6, 1, 2), (4, 1, 1), (5, 1, 1), (6, 1, 3)]),
+    st.sampled_from(
+        [(1, 1, 1), (2, 1, 1), (2, 2, 1), (2, 2, 2), (4, 1, 2), (6, 1, 2), (4, 1, 1), (5, 1, 1), (6, 1, 3)]
+    ),
 )
 def test_each_head_is_one_ranks(config, size):
     ranks, stages, hosts = size
@@ -56,8 +58,8 @@ def test_each_head_is_one_ranks(config, size):
     hosts_heads = []
     for first in range(0, len(shares), here):
         host = shares[first : first + here]
-        heads = ShareSpan(host[0].kv_heads.first, host[-1].kv_heads.first + host[-1].kv_heads.num)
-        heads = ShareSpan(heads.first, heads.num - heads.first)
+        end = host[-1].kv_heads.first + host[-1].kv_heads.num
+        heads = ShareSpan(host[0].kv_heads.first, end - host[0].kv_heads.first)
         hosts_heads.append(heads)
         assert follow([share.queries for share in host], ShareSpan(heads.first * group, heads.num * group))
         assert follow([share.keys for share in host], heads)
