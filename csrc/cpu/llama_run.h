@@ -19,7 +19,7 @@ namespace octavo {
 constexpr std::int64_t kParts = 2;          // of a step, for stages
 constexpr std::int64_t kClaims = 8;         // of each thread in a phase over rows of activations, at least
 constexpr std::int64_t kMostAtOnce = 16;    // rows of a claim
-constexpr std::int64_t kDivided = 1 << 14;  // numbers whose norm or rounding takes longer than a meeting
+constexpr std::int64_t kMeeting = 1 << 11;  // numbers whose norm or rounding takes as long as a meeting of ranks
 constexpr std::int64_t kPiece = 512;  // floats of an activation that one thread takes at once; a multiple of kBlock
 
 struct Llama::Workspace {
@@ -203,12 +203,11 @@ class Llama::Run {
     template <typename Body>
     void prepare(std::int64_t numbers, const Body& body, bool all_come = true) {
         Workspace& space = *m_.space_;
-        const bool divided =
-            all_come && share_.team != nullptr && share_.team->stage_size() > 1 && num_tokens_ * numbers >= kDivided;
+        const std::int64_t all = share_.team != nullptr ? share_.team->stage_size() : 1;
+        const bool divided = all_come && (num_tokens_ - (num_tokens_ + all - 1) / all) * numbers > kMeeting;
         normed_ = divided ? m_.room_->normed + part_.first * s_.hidden : space.normed.take(0);
         inputs_ = divided ? m_.room_->inputs_from(part_.first) : Inputs{space.digits.take(0), space.bf16.take(0)};
-        const std::int64_t rank = divided ? share_.team->rank_in_stage() : 0;
-        const std::int64_t ranks = divided ? share_.team->stage_size() : 1;
+        const std::int64_t rank = divided ? share_.team->rank_in_stage() : 0, ranks = divided ? all : 1;
         const std::int64_t first = num_tokens_ * rank / ranks, end = num_tokens_ * (rank + 1) / ranks;
         each(end - first, [&](std::int64_t i) { body(first + i); });
         if (divided) {
