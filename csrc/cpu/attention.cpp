@@ -53,7 +53,8 @@ Reached reached(const Queries& all, std::int64_t window, std::int64_t work) {
     Reached found{0, 0};
     while (found.queries < all.count) {
         const std::int64_t count = std::min(kSharedQueries, all.count - found.queries);
-        const std::int64_t position = all.position + found.queries, keys = position + count - first_key(position, window);
+        const std::int64_t position = all.position + found.queries,
+                           keys = position + count - first_key(position, window);
         const std::int64_t more = keys * (count + kPacking);
         if (found.work + more / 2 >= work) {
             break;

@@ -71,6 +71,11 @@ Span Llama::queries() const {
     return shares_attention() ? share_.heads[0] : Span{kv.first * group(), kv.count * group()};
 }
 
+// Where ranks have whole KV heads each, all of a host have equally many.
+bool Llama::all_have_heads() const {
+    return !shares_attention() || share_.kv_heads.count * (group() + 2) >= share_.team->stage_size();
+}
+
 bool Llama::normed_together(const LlamaLayer& layer) const {
     return layer.q_norm.given() && layer.q_norm.ndim == 1 && layer.q_norm.shape[0] != sizes_.head_dim;
 }
@@ -106,7 +111,7 @@ void Llama::run(const TensorRef& hidden, const LlamaStep& step, const std::vecto
     }
     const LlamaSizes& s = sizes_;
     const std::int64_t n = step.token_ids.shape[0], queries = s.heads * s.head_dim, alone = room_ == nullptr ? n : 0;
-    const std::int64_t widest = std::max({s.hidden, queries, s.inner});
+    const std::int64_t widest = TeamRoom::widest(s);
     PlanShare among;
     if (shares_attention()) {
         among = {share_.team->rank_in_stage(), share_.team->stage_size()};

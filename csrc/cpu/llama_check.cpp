@@ -122,10 +122,11 @@ void Llama::check_heads() const {
     const auto in = [](const Span& own, std::int64_t first, std::int64_t count) {
         return own.first >= first && Span{own.first - first, own.count}.within(count);
     };
-    require(share_.heads.empty() || (share_.team != nullptr && share_.heads.size() == 3 &&
-                                     in(share_.heads[0], kv.first * group(), kv.count * group()) &&
-                                     in(share_.heads[1], kv.first, kv.count) && in(share_.heads[2], kv.first, kv.count)),
-            "share", "has heads that are not those of its host");
+    require(
+        share_.heads.empty() || (share_.team != nullptr && share_.heads.size() == 3 &&
+                                 in(share_.heads[0], kv.first * group(), kv.count * group()) &&
+                                 in(share_.heads[1], kv.first, kv.count) && in(share_.heads[2], kv.first, kv.count)),
+        "share", "has heads that are not those of its host");
 }
 
 // The spans of hosts are there, and the own ones lie within that of this host.

@@ -3,13 +3,12 @@
 
 #include <algorithm>
 #include <initializer_list>
-#include <map>
 #include <vector>
 
-#include "attention.h"
 #include "buffer.h"
 #include "experts.h"
 #include "linear.h"
+#include "llama_part.h"
 #include "lora.h"
 #include "octavo/llama.h"
 #include "rope.h"
@@ -17,23 +16,11 @@
 
 namespace octavo {
 
-constexpr std::int64_t kParts = 2;        // of a step, for stages
-constexpr std::int64_t kClaims = 8;       // of each thread in a phase over rows of activations, at least
-constexpr std::int64_t kMostAtOnce = 16;  // rows of a claim
-constexpr std::int64_t kPiece = 512;      // floats of an activation that one thread takes at once; a multiple of kBlock
-
-// Some tokens of a step, which lie one after the other.
-struct Llama::Part {
-    LlamaStep step;
-    std::int64_t first = 0;
-    std::vector<std::int32_t> cu_q, seq_lens;
-    std::vector<std::int64_t> lora_rows;
-    std::map<std::int64_t, AttentionPlan> plans;  // by window
-
-    // The tokens [first, end) of a whole step. A sequence may be divided: its earlier tokens are then in an earlier
-    // part.
-    void cut(const LlamaStep& whole, std::int64_t begin, std::int64_t end);
-};
+constexpr std::int64_t kParts = 2;          // of a step, for stages
+constexpr std::int64_t kClaims = 8;         // of each thread in a phase over rows of activations, at least
+constexpr std::int64_t kMostAtOnce = 16;    // rows of a claim
+constexpr std::int64_t kMeeting = 1 << 11;  // numbers whose norm or rounding takes as long as a meeting of ranks
+constexpr std::int64_t kPiece = 512;  // floats of an activation that one thread takes at once; a multiple of kBlock
 
 struct Llama::Workspace {
     Buffer<float> x, normed, qkv, attended, gate_up, inner, low;
@@ -43,52 +30,6 @@ struct Llama::Workspace {
     std::vector<KvPages> layers, own;
     ExpertSpace experts;
 };
-
-inline void Llama::Part::cut(const LlamaStep& whole, std::int64_t begin, std::int64_t end) {
-    step = whole;
-    first = begin;
-    for (TensorRef* ids : {&step.token_ids, &step.positions, &step.slots}) {
-        ids->data = ids->as<std::int64_t>() + begin;
-        ids->shape[0] = end - begin;
-    }
-    const auto* starts = whole.batch.cu_q.as<std::int32_t>();
-    const std::int64_t count = whole.batch.seq_lens.shape[0];
-    const std::int64_t one = std::upper_bound(starts, starts + count, begin) - starts - 1;
-    const std::int64_t last = std::lower_bound(starts, starts + count, end) - starts - 1;
-    cu_q.clear();
-    seq_lens.clear();
-    for (std::int64_t s = one; s <= last + 1; ++s) {
-        cu_q.push_back(static_cast<std::int32_t>(std::clamp<std::int64_t>(starts[s], begin, end) - begin));
-    }
-    for (std::int64_t s = one; s <= last; ++s) {
-        const std::int64_t later = std::max<std::int64_t>(0, starts[s + 1] - end);
-        seq_lens.push_back(whole.batch.seq_lens.as<std::int32_t>()[s] - static_cast<std::int32_t>(later));
-    }
-    BatchRef& batch = step.batch;
-    batch.cu_q.data = cu_q.data();
-    batch.cu_q.shape[0] = last - one + 2;
-    batch.seq_lens.data = seq_lens.data();
-    batch.seq_lens.shape[0] = last - one + 1;
-    batch.tables.data = batch.tables.as<std::int32_t>() + one * batch.tables.stride[0];
-    batch.tables.shape[0] = last - one + 1;
-    lora_rows.clear();
-    step.loras.clear();
-    const auto* rows = whole.lora_rows.as<std::int64_t>();
-    for (const auto& [lora, num_rows] : whole.loras) {
-        const std::size_t before = lora_rows.size();
-        for (std::int64_t i = 0; i < num_rows; ++i) {
-            if (rows[i] >= begin && rows[i] < end) {
-                lora_rows.push_back(rows[i] - begin);
-            }
-        }
-        if (lora_rows.size() > before) {
-            step.loras.push_back({lora, static_cast<std::int64_t>(lora_rows.size() - before)});
-        }
-        rows += num_rows;
-    }
-    step.lora_rows.data = lora_rows.data();
-    step.lora_rows.shape[0] = static_cast<std::int64_t>(lora_rows.size());
-}
 
 // One part of a step in one thread.
 class Llama::Run {
@@ -113,12 +54,10 @@ class Llama::Run {
         queries_ = room != nullptr ? room->queries + part.first * s_.heads * s_.head_dim : nullptr;
         keys_ = room != nullptr ? room->keys + part.first * s_.kv_heads * s_.head_dim : nullptr;
         own_ = {model.queries(), model.keys(), model.values()};
-        normed_ = space.normed.take(0);
         qkv_ = space.qkv.take(0);
         gate_up_ = space.gate_up.take(0);
         low_ = space.low.take(0);
         low_rows_ = lora_low_rows(step_);
-        inputs_ = {space.digits.take(0), space.bf16.take(0)};
     }
 
     void operator()() {
@@ -129,7 +68,7 @@ class Llama::Run {
         for (std::size_t index = first; index < end; ++index) {
             const LlamaLayer& layer = m_.layers_[index];
             if (qkv_row() > 0) {
-                norm(layer.input_norm, layer.qkv);
+                norm(layer.input_norm, layer.qkv, m_.all_have_heads());
                 product(layer.qkv, normed_, layer.qkv_bias, qkv_, qkv_row(), false);
                 adapt(index, &LoraLayer::qkv, normed_, s_.hidden, qkv_, qkv_row());
             }
@@ -259,17 +198,36 @@ class Llama::Run {
     // Of queries, keys and values of a token.
     std::int64_t qkv_row() const { return (own_.queries.count + own_.keys.count + own_.values.count) * s_.head_dim; }
 
-    void norm(const TensorRef& weight, const Stack& next) {
-        each(num_tokens_, [&](std::int64_t t) {
+    // Work on all tokens, of so many numbers each, that comes before a product: the ranks divide it where it takes
+    // longer than one more meeting.
+    template <typename Body>
+    void prepare(std::int64_t numbers, const Body& body, bool all_come = true) {
+        Workspace& space = *m_.space_;
+        const std::int64_t all = share_.team != nullptr ? share_.team->stage_size() : 1;
+        const bool divided = all_come && (num_tokens_ - (num_tokens_ + all - 1) / all) * numbers > kMeeting;
+        normed_ = divided ? m_.room_->normed + part_.first * s_.hidden : space.normed.take(0);
+        inputs_ = divided ? m_.room_->inputs_from(part_.first) : Inputs{space.digits.take(0), space.bf16.take(0)};
+        const std::int64_t rank = divided ? share_.team->rank_in_stage() : 0, ranks = divided ? all : 1;
+        const std::int64_t first = num_tokens_ * rank / ranks, end = num_tokens_ * (rank + 1) / ranks;
+        each(end - first, [&](std::int64_t i) { body(first + i); });
+        if (divided) {
+            meet();
+        }
+    }
+
+    void norm(const TensorRef& weight, const Stack& next, bool all_come = true) {
+        const auto token = [&](std::int64_t t) {
             k_.rms_norm(x_ + t * s_.hidden, weight.as<float>(), s_.eps, s_.hidden, normed_ + t * s_.hidden);
             round_inputs(next.front(), normed_ + t * s_.hidden, t, 0, s_.hidden, inputs_);
-        });
+        };
+        prepare(s_.hidden, token, all_come);
     }
 
     void round(const Stack& stack, const float* x) {
         const Weight& next = stack.front();
         if (next.rounding != Rounding::kNone) {
-            each(num_tokens_, [&](std::int64_t t) { round_inputs(next, x + t * next.cols, t, 0, next.cols, inputs_); });
+            prepare(next.cols,
+                    [&](std::int64_t t) { round_inputs(next, x + t * next.cols, t, 0, next.cols, inputs_); });
         }
     }
 

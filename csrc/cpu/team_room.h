@@ -2,6 +2,9 @@
 // read.
 #pragma once
 
+#include <algorithm>
+
+#include "linear.h"
 #include "octavo/llama.h"
 
 namespace octavo {
@@ -14,11 +17,23 @@ class TeamRoom : public TeamOrder {
     static std::int64_t inner_of(const LlamaSizes& sizes) {
         return sizes.inner > sizes.asked_inner ? sizes.inner : sizes.asked_inner;
     }
+    // Numbers that a product takes of a token, at most.
+    static std::int64_t widest(const LlamaSizes& sizes) {
+        return std::max({sizes.hidden, sizes.heads * sizes.head_dim, sizes.inner});
+    }
 
     // [tokens, hidden], [tokens, heads head_dim], [tokens, inner_of(sizes)], [kRows, hidden], [kRows, vocab]
     float *x = nullptr, *attended = nullptr, *inner = nullptr, *hidden = nullptr, *logits = nullptr;
     // [tokens, heads head_dim], [tokens, kv_heads head_dim]: of a layer that norms those of all heads together
     float *queries = nullptr, *keys = nullptr;
+    // [tokens, hidden], and inputs of products, where ranks divide the norms and the rounding of a step: of the tokens
+    // from this one on, which are a part of it.
+    float* normed = nullptr;
+    Inputs inputs_from(std::int64_t token) const;
+
+  private:
+    std::int64_t widest_;
+    Inputs inputs_{};
 };
 
 // Some columns of such an array.

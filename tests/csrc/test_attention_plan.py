@@ -11,6 +11,7 @@ from gpu_worker.ops import native
 
 SPLIT = 1024  # keys that are summed up before sums are merged; a sequence's bits depend on it
 FEW_ROWS, MOST_ROWS = 64, 256  # queries x heads of an item
+PIECE, PACKING = 16, 2  # queries that ranks do not share; queries that take as long as packing a key
 ITEMS_EACH = 4  # for each thread, or items have few rows
 
 
@@ -41,8 +42,9 @@ def plan():
     return module.inside.plan_attention
 
 
-def make(plan, sizes, form, window, dim=64):
-    return [Item(*item) for item in plan([q for q, _ in sizes], [q + n for q, n in sizes], *form, dim, window)]
+def make(plan, sizes, form, window, dim=64, rank=0, ranks=1):
+    lengths = [q for q, _ in sizes], [q + n for q, n in sizes]
+    return [Item(*item) for item in plan(*lengths, *form, dim, window, rank, ranks)]
 
 
 def busiest(work, threads):
@@ -99,6 +101,37 @@ def test_every_key_once(plan, sizes, form, window, dim, threads):
 
 
 @settings(deadline=None)
+@given(
+    sizes=st.lists(st.tuples(fresh, before), max_size=24),
+    form=st.tuples(st.integers(1, 6), st.sampled_from([1, 3, 16])),
+    window=windows,
+    ranks=st.integers(1, 8),
+)
+def test_ranks_share_a_plan(plan, sizes, form, window, ranks):
+    """Each query of each head is one rank's alone, and no rank has much more than the others; whole heads where these
+    divide evenly."""
+    shares = [make(plan, sizes, form, window, rank=rank, ranks=ranks) for rank in range(ranks)]
+    owners: dict[tuple[int, int, int], set[int]] = {}
+    for rank, items in enumerate(shares):
+        for item in items:
+            for query in range(item.query, item.query + item.queries):
+                owners.setdefault((item.sequence, item.head, query), set()).add(rank)
+    assert len(owners) == form[0] * sum(q for q, _ in sizes)
+    assert all(len(ranks_of_query) == 1 for ranks_of_query in owners.values())
+    if form[0] % ranks == 0:
+        assert all(owner == {head * ranks // form[0]} for (_, head, _), owner in owners.items())
+    work, largest = [0.0] * ranks, 0
+    for (sequence, _, query), (rank,) in owners.items():
+        queries, keys_before = sizes[sequence]
+        first, end = query // PIECE * PIECE, min(query // PIECE * PIECE + PIECE, queries)
+        seen = min(keys_before + end, end - first + window - 1 if window else keys_before + end)
+        piece = seen * (end - first + PACKING)
+        work[rank] += piece / (end - first)
+        largest = max(largest, piece)
+    assert max(work) <= sum(work) / ranks + largest + 1
+
+
+@settings(deadline=None)
 @given(sizes=st.lists(st.tuples(st.just(1), st.integers(2000, 9000)), min_size=8, max_size=40))
 def test_long_decodes_are_spread_evenly(plan, sizes):
     """The longest first: what is left for the end is short."""
@@ -118,6 +151,8 @@ def test_lengths_that_cannot_be(plan):
         (([1], [1], 1, 0, 64), "group"),
         (([1], [1], 1, 1, 0), "head_dim"),
         (([1], [1], 1, 1, 64, -1), "window"),
+        (([1], [1], 1, 1, 64, 0, 0, 0), "ranks"),
+        (([1], [1], 1, 1, 64, 0, 2, 2), "rank"),
     ):
         with pytest.raises(module.ArgumentError, match=rf"^{name}: "):
             plan(*arguments)

@@ -156,6 +156,7 @@ class Llama {
     Span keys() const { return shares_attention() ? share_.heads[1] : share_.kv_heads; }
     Span values() const { return shares_attention() ? share_.heads[2] : share_.kv_heads; }
     std::int64_t group() const { return sizes_.heads / sizes_.kv_heads; }
+    bool all_have_heads() const;  // of the ranks that divide those of this one
     void share_of_logits(std::int64_t rows) const;
     void order_forward(const LlamaStep& step) const;
     LlamaStep own_step(LlamaStep step, const TensorRef& lora_groups) const;

@@ -1,8 +1,8 @@
 """How a decoder of the Llama family is divided between the ranks of a group.
 
-A rank computes the attention of some KV heads with their query heads, and some rows of every matrix. Where the KV heads of
-a host do not divide evenly between its ranks, they share its attention by what it takes: all blocks lie in memory that
-they share. No sum is divided: a rank computes each of its sums as a whole, from inputs that the ranks share. So a group
+A rank computes the attention of some KV heads with their query heads, and some rows of every matrix. Where the KV heads
+of a host do not divide evenly between its ranks, each computes as much of its attention as the others: they all read
+its blocks. No sum is divided: a rank computes each of its sums as a whole, from inputs that the ranks share. So a group
 computes the bits of one process, whatever its size, and shares may differ in size.
 """
 
@@ -144,8 +144,9 @@ def _whole_heads(config: LlamaConfig, kv_heads: ShareSpan) -> dict[str, ShareSpa
 
 
 def _heads(config: LlamaConfig, place: RankPlace) -> dict[str, ShareSpan]:
-    """Of attention, and of the products before it. Where a rank has no whole KV heads, products are divided by the heads
-    of queries, keys and values: those of a KV head are neighbours."""
+    """Of attention, and of the products before it. Where ranks do not have whole KV heads, they divide the heads of
+    queries, keys and values, of which those of a KV head are neighbours.
+    """
     here, rank = min(place.ranks_of_stage, place.ranks_of_host), place.rank % place.ranks_of_stage
     host = ShareSpan.of(config.num_kv_heads, rank // here, place.ranks_of_stage // here)
     if host.num % here == 0 or place.has_device:
