@@ -8,10 +8,9 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from sources import PACKAGES, ROOT, imports, sources, walk
 
-ROOT = Path(__file__).resolve().parent.parent
 DRAWN = ("octavo", "router", "gpu_worker")
-PACKAGES = (*DRAWN, "octavo_bench")
 DRAWING = re.compile(r"<!-- folders of (\w+) -->\n```mermaid\n(.*?)```", re.DOTALL)
 NODE = re.compile(r'^ *(\w+)\["', re.MULTILINE)
 ARROW = re.compile(r"^ *(\w+) --> (\w+)$", re.MULTILINE)
@@ -37,26 +36,17 @@ def layers():
     return found
 
 
-def imported(node):
-    if isinstance(node, ast.Import):
-        yield from (alias.name for alias in node.names)
-    elif isinstance(node, ast.ImportFrom) and node.module:
-        yield from (f"{node.module}.{alias.name}" for alias in node.names)
-
-
 def arrows(package):
     """Every import between two folders (or modules beside them) of a package, entry points aside."""
-    found: set[tuple[str, str]] = set()
-    for path in (ROOT / package).rglob("*.py"):
-        where = path.relative_to(ROOT / package).parts
-        source = where[0].removesuffix(".py")
-        if source.startswith("__") or where[:1] == ("v1",):
+    found = {("internal", "v1")} if package == "octavo" else set()  # which are generated
+    for file, tree in sources():
+        where = file.removesuffix(".py").split("/")
+        if where[0] != package or where[1].startswith("__"):
             continue
-        for node in ast.walk(ast.parse(path.read_text())):
-            for name in imported(node):
-                parts = name.split(".")
-                if parts[0] == package and len(parts) > 1 and parts[1] != source:
-                    found.add((source, parts[1]))
+        for name, _ in imports(tree):
+            parts = name.split(".")
+            if parts[0] == package and len(parts) > 1 and parts[1] != where[1]:
+                found.add((where[1], parts[1]))
     return found
 
 
@@ -162,14 +152,12 @@ def test_the_glossary_is_short_and_defines_nothing_twice():
 
 
 def class_files():
-    """The files of every class name, generated code aside."""
+    """The files of every class name."""
     found: dict[str, list[str]] = {}
-    for path in (path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))):
-        file = path.relative_to(ROOT).as_posix()
-        if not file.startswith(("octavo/v1/", "octavo/internal/")):
-            for node in ast.walk(ast.parse(path.read_text())):
-                if isinstance(node, ast.ClassDef):
-                    found.setdefault(node.name, []).append(file)
+    for file, tree in sources():
+        for node in walk(tree):
+            if isinstance(node, ast.ClassDef):
+                found.setdefault(node.name, []).append(file)
     return found
 
 
@@ -179,15 +167,14 @@ def test_no_class_name_is_used_twice():
     assert not {name: files for name, files in found.items() if len(files) > 1}
 
 
-def plain_verbs(text):
+def plain_verbs(tree):
     """The lines of functions and methods that are called plain `take` or `check`."""
-    functions = (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+    functions = (node for node in walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
     return sorted(node.lineno for node in functions if node.name in ("take", "check"))
 
 
 def test_a_method_names_its_object():
     """`take` and `check` alone say neither what is taken nor what is checked."""
-    paths = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
-    found = {path.relative_to(ROOT).as_posix(): plain_verbs(path.read_text()) for path in paths}
+    found = {name: plain_verbs(tree) for name, tree in sources()}
     assert len(found) > 100
     assert not {name: lines for name, lines in found.items() if lines}
