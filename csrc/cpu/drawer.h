@@ -179,8 +179,8 @@ class Drawer {
         candidates_.clear();
         for (std::int64_t id = 0; id < row_.count; ++id) {
             const float logit = row_.logits[id];
-            if (logit >= low && logit <= high &&
-                bucket_of(draw::power_of(logit, row_.highest, row_.factor)) == bucket) {
+            const bool near = (logit >= low) & (logit <= high);  // one branch, which is foreseen
+            if (near && bucket_of(draw::power_of(logit, row_.highest, row_.factor)) == bucket) {
                 candidates_.push_back({logit, id, 0});
             }
         }
