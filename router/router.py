@@ -4,21 +4,17 @@ import asyncio
 import json
 import logging
 import os
-from dataclasses import replace
-
-import grpc.aio
 
 from octavo.metrics.aliases import VLLM
 from octavo.metrics.web import WebApp
 from octavo.net.http_server import HttpServer
 from octavo.net.security.gates import WebGate
-from octavo.net.security.listener_tls import ListenerTls
 from octavo.net.security.protection import client_authorizer, internal_authorizer, operator_page_options, tls_of
 from octavo.net.security.trail import AccessTrail, ListenerKind
-from octavo.net.server import add_standard_services, make_server, open_port
+from octavo.net.server import add_standard_services, listen, make_server
 from octavo.net.traces import RequestTracer, TraceInterceptor, traced_app
 from octavo.pictures.reader import PictureLimits
-from octavo.process.listen_address import ListenError, exposed_addresses, why_not_listening
+from octavo.process.listen_address import exposed_addresses
 from octavo.process.loop import end_tasks
 from octavo.process.open_files import connection_limit
 from octavo.process.retry import until_answered
@@ -29,7 +25,6 @@ from octavo.store.base import Store
 from octavo.store.calls import Member, QueueLimits
 from octavo.store.store_tally import StoreTally
 from octavo.text.tokenizers.tokenizer import Tokenizer
-from octavo.wire.endpoint import parse_listener
 from router.admin.admin_service import AdminService
 from router.admin.cluster_watch import ClusterWatch
 from router.attachment_outbox import AttachmentOutbox
@@ -390,14 +385,3 @@ class Router:
         for task in self._tasks:
             if task.done():
                 task.result()
-
-
-def listen(
-    server: grpc.aio.Server, address: str, flag: str, tls: ListenerTls | None = None, *, ask_callers: bool = True
-) -> str:
-    """Listens on HOST:PORT, which came from a flag. Returns it with the port chosen for port 0. Raises ListenError."""
-    try:
-        port = open_port(server, address, tls, ask_callers=ask_callers)
-        return str(replace(parse_listener(address), port=port))
-    except RuntimeError:
-        raise ListenError(why_not_listening(address, flag)) from None

@@ -1,5 +1,6 @@
 """What holds for every test: no network, one thread per library, deterministic Hypothesis, cheap tests first."""
 
+import gc
 import os
 import sys
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 import effort
 import hypothesis
 import pytest
+import xdist_forks
 
 pytest_plugins = ("guard.hooks",)  # of tests/support: no process outlives its test, no test its time limit
 
@@ -88,6 +90,18 @@ def _cost(item: pytest.Item) -> int:
     if tier in TIERS:
         return 2 + TIERS.index(tier)
     return int(any(item.get_closest_marker(name) for name in ("slow", "long", "night")))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes(specs: list[Any]) -> None:
+    if sys.platform == "linux":
+        python = xdist_forks.start()
+        for spec in specs:
+            spec.python = python
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()  # what was imported stays: no collection need look at it again
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -14,6 +14,7 @@ void to_bf16_blocks(const float* x, std::int64_t count, Bf16Block* to) {
 #if defined(OCTAVO_TILES)
 
 constexpr std::int64_t kBf16TileRows = 2 * kGroupRows;
+constexpr std::int64_t kSlabBytes = 512 << 10;  // of inputs that stay in the second cache, beside a turn's weights
 
 constexpr TileShapes bf16_shapes() {
     TileShapes shapes;
@@ -34,7 +35,7 @@ inline void bf16_tiles(Tiles& tiles, const LinearJob& job, std::int64_t row, std
     const Bf16Block* second = job.bf16 + input_at(kWide == 2 ? column + kInputColumns : column, blocks);
     const std::int64_t columns =
         job.columns - column < kWide * kInputColumns ? job.columns - column : kWide * kInputColumns;
-    const std::int64_t share = kHigh * blocks * At::kBytes / shares, step = share / blocks;
+    const std::int64_t share = shares > 0 ? kHigh * blocks * At::kBytes / shares : 0, step = share / blocks;
     const std::uint8_t* next = first_rows.numbers(kHigh * blocks) + share * (column / (2 * kInputColumns));
     tiles.zero<0>();
     tiles.zero<1>();
@@ -79,9 +80,10 @@ inline void bf16_tiles(Tiles& tiles, const LinearJob& job, std::int64_t row, std
     }
 }
 
+// `first`: nothing has asked for the next rows yet.
 template <int kHigh>
-inline void bf16_columns(Tiles& tiles, const LinearJob& job, std::int64_t row) {
-    const std::int64_t shares = (job.columns + 2 * kInputColumns - 1) / (2 * kInputColumns);
+inline void bf16_columns(Tiles& tiles, const LinearJob& job, std::int64_t row, bool first) {
+    const std::int64_t shares = first ? (job.columns + 2 * kInputColumns - 1) / (2 * kInputColumns) : 0;
     std::int64_t column = 0;
     for (; column + kInputColumns < job.columns; column += 2 * kInputColumns) {
         bf16_tiles<2, kHigh>(tiles, job, row, column, shares);
@@ -91,14 +93,25 @@ inline void bf16_columns(Tiles& tiles, const LinearJob& job, std::int64_t row) {
     }
 }
 
-void bf16_rows(const LinearJob& job, std::int64_t row, std::int64_t end) {
+// All rows meet some columns before others, unless even a few columns are long.
+void bf16_rows(const LinearJob& job, std::int64_t first_row, std::int64_t end) {
     static constexpr TileShapes kShapes = bf16_shapes();
+    constexpr std::int64_t kStep = 2 * kInputColumns;
     Tiles tiles(kShapes);
-    for (; row + kGroupRows < end; row += 2 * kGroupRows) {
-        bf16_columns<2>(tiles, job, row);
-    }
-    if (row < end) {
-        bf16_columns<1>(tiles, job, row);
+    const std::int64_t fits = kSlabBytes / (2 * job.weight.cols) / kStep * kStep;
+    const std::int64_t most = fits > kStep ? fits : job.columns;
+    for (std::int64_t column = 0; column < job.columns; column += most) {
+        LinearJob slab = job;
+        slab.columns = job.columns - column < most ? job.columns - column : most;
+        slab.bf16 += input_at(column, job.weight.cols / kBlock);
+        slab.y += column * job.y_stride;
+        std::int64_t row = first_row;
+        for (; row + kGroupRows < end; row += 2 * kGroupRows) {
+            bf16_columns<2>(tiles, slab, row, column == 0);
+        }
+        if (row < end) {
+            bf16_columns<1>(tiles, slab, row, column == 0);
+        }
     }
 }
 

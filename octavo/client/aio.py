@@ -142,17 +142,24 @@ class AsyncClient:
         speech: Speech,
         *,
         on_utterance: Callable[[Utterance], None] | None = None,
+        condition_on_previous_text: bool = False,
+        temperature_increment_on_fallback: float = 0.0,
         **options: Unpack[RequestArguments],
     ) -> Transcript:
         """All that is said in a sound of any length, and when: by one request after another, each of a part of it.
 
         A model of several languages is asked which one it is, if `speech` does not say it. `on_utterance` gets each
-        text as soon as its end is known. `options` are those of `generate`, for each part; temperature 0 is the
-        default, `request_id` begins the ids of all parts, and `deadline_s` is for all of them.
+        text as soon as its end is known. With `condition_on_previous_text` the model goes on from what it has written
+        of the parts before, which keeps names and style, and mistakes. With `temperature_increment_on_fallback`, such
+        as 0.2, a part whose output repeats itself or is unlikely is asked for again, at a temperature so much higher,
+        up to 1, and texts come when their part is believed. `options` are those of `generate`, for each part;
+        temperature 0 is the default, `request_id` begins the ids of all parts, and `deadline_s` is for all of them.
         """
         from octavo.client.transcripts import Transcriber
 
-        return await Transcriber(self, speech, on_utterance, options).run()
+        return await Transcriber(
+            *(self, speech, on_utterance, options, condition_on_previous_text, temperature_increment_on_fallback)
+        ).run()
 
     def attach(
         self,

@@ -35,6 +35,7 @@ class Speech:
     task: str = ""  # "transcribe", "translate" into English, or "language": which it is; empty: the first
     previous_text: str = ""  # what was said before
     times: bool = False  # whether tokens of the output say when its texts are spoken
+    previous_token_ids: Sequence[int] = ()  # what the model has written of that, behind the text before
 
 
 Messages = Sequence[ChatTurn]

@@ -7,12 +7,22 @@ from dataclasses import dataclass, replace
 from typing import Protocol, Unpack
 
 from octavo.client.arguments import Prompt, RequestArguments, Speech
-from octavo.client.events import Completion, Model, Transcript, Utterance
+from octavo.client.events import Completion, Model, RequestStatus, Transcript, Utterance
 from octavo.client.stream import AsyncStream
-from octavo.pictures.long_speech import MOST_TOKENS, LongSpeech, Piece, SpokenText, check_id, left_s, part_id
+from octavo.pictures.long_speech import (
+    MOST_TOKENS,
+    LongSpeech,
+    SpeechPart,
+    SpeechPiece,
+    SpokenText,
+    check_id,
+    left_s,
+    refuse_beside_times,
+    rising,
+)
 from octavo.pictures.wav_file import FRAMES_A_SECOND, WavFile
 from octavo.request import ids, limits
-from octavo.request.errors import InvalidArgument
+from octavo.request.errors import InvalidArgument, NotFound
 
 BESIDE = 64 * 1024  # bytes of a message that are not of its sound
 LANGUAGE = "language"
@@ -25,6 +35,8 @@ class AskedClient(Protocol):
     def generate(self, prompt: Prompt, /, **options: Unpack[RequestArguments]) -> AsyncStream: ...
 
     async def complete(self, prompt: Prompt, /, **options: Unpack[RequestArguments]) -> Completion: ...
+
+    async def get(self, request_id: str) -> RequestStatus: ...
 
     async def models(self) -> list[Model]: ...
 
@@ -39,6 +51,8 @@ class Transcriber:
     speech: Speech
     on_utterance: Callable[[Utterance], None] | None
     options: RequestArguments
+    condition_on_previous_text: bool = False
+    temperature_increment_on_fallback: float = 0.0
 
     async def run(self) -> Transcript:
         """Raises what a request raises, with the second of the sound in its message."""
@@ -47,23 +61,41 @@ class Transcriber:
                 raise InvalidArgument(field, "does not go with a sound of several parts, of which one text is made")
         name = self.options.get("request_id") or ids.new_request_id()
         check_id(name)
+        refuse_beside_times(self.options.get)
         given = self.options.get("deadline_s")
         ends_at = None if given is None else time.monotonic() + given
         file = self._file()
         model = await self._model()
-        heard = LongSpeech(file, model.heard_ms * FRAMES_A_SECOND // 1000, model.first_time_token)
         self.options = {"temperature": 0.0, "max_tokens": MOST_TOKENS, **self.options}
+        temperatures = rising(self.options.get("temperature") or 0.0, self.temperature_increment_on_fallback)
+        heard = LongSpeech(
+            *(file, model.heard_ms * FRAMES_A_SECOND // 1000, model.first_time_token, model.vocab_size),
+            temperatures,
+            self.condition_on_previous_text,
+        )
+        if len(temperatures) > 1:
+            self.options.setdefault("logprobs", 0)
         language = self.speech.language or await self._language(file.part(0, heard.heard_at_once), ends_at)
         utterances: list[Utterance] = []
 
-        async def ask(at: int, sound: bytes) -> AsyncGenerator[Piece, None]:
-            part = replace(self._checked(sound), language=language, times=True)
-            options = self.options | RequestArguments(request_id=part_id(name, at), deadline_s=left_s(ends_at))
-            async with aclosing(self.client.generate(part, **options)) as stream:
+        async def ask(part: SpeechPart) -> AsyncGenerator[SpeechPiece, None]:
+            speech = replace(self._checked(part.sound), language=language, times=True, previous_token_ids=part.before)
+            options = self.options | RequestArguments(
+                request_id=part.id_of(name), deadline_s=left_s(ends_at), temperature=part.temperature
+            )
+            async with aclosing(self.client.generate(speech, **options)) as stream:
                 async for event in stream:
-                    yield event.token_ids, event.finish_reason
+                    logprobs = [each.chosen.logprob for each in event.logprobs]
+                    yield SpeechPiece(event.token_ids, event.finish_reason, logprobs)
 
-        async with aclosing(heard.texts(ask)) as texts:
+        async def was_asked(part: SpeechPart) -> bool:
+            try:
+                await self.client.get(part.id_of(name))
+            except NotFound:
+                return False
+            return True
+
+        async with aclosing(heard.texts(ask, was_asked)) as texts:
             async for each in texts:
                 utterance = await self._utterance(each, model)
                 if utterance.text.strip():
@@ -74,6 +106,8 @@ class Transcriber:
         return Transcript(text, language, file.seconds, tuple(utterances), heard.finish)
 
     def _file(self) -> WavFile:
+        if not self.speech.sound:
+            raise InvalidArgument("speech.sound", "has no bytes: give those of a whole WAV file")
         try:
             return WavFile.read(memoryview(self.speech.sound))
         except (TypeError, ValueError) as error:
@@ -106,7 +140,9 @@ class Transcriber:
             answer = await self.client.complete(
                 asked, model=model, priority=priority, temperature=0.0, deadline_s=left_s(ends_at)
             )
-        except InvalidArgument:
+        except InvalidArgument as error:
+            if error.field != "speech.task":
+                raise
             return ""
         return answer.text.strip("<|>")
 

@@ -11,6 +11,7 @@ import logging
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing, suppress
+from dataclasses import replace
 from inspect import isasyncgenfunction, iscoroutinefunction
 from typing import Any, NoReturn
 
@@ -26,9 +27,11 @@ from octavo.net.reflection import add_reflection
 from octavo.net.security.authorizer import Authorizer
 from octavo.net.security.listener_tls import ListenerTls
 from octavo.process import telemetry
+from octavo.process.listen_address import ListenError, why_not_listening
 from octavo.request import errors, limits
 from octavo.request.errors import ServingError
 from octavo.wire.channel import Options, header_options, keepalive_options, message_options
+from octavo.wire.endpoint import parse_listener
 from octavo.wire.statuses import status_of
 from octavo.wire.text_fields import find_bad_text
 
@@ -229,3 +232,14 @@ def add_standard_services(server: grpc.aio.Server, service_names: Iterable[str])
     standard = [health_pb2.DESCRIPTOR.services_by_name["Health"].full_name, "grpc.channelz.v1.Channelz"]
     add_reflection(server, [*names, *standard])
     return health
+
+
+def listen(
+    server: grpc.aio.Server, address: str, flag: str, tls: ListenerTls | None = None, *, ask_callers: bool = True
+) -> str:
+    """Listens on HOST:PORT, which came from a flag. Returns it with the port chosen for port 0. Raises ListenError."""
+    try:
+        port = open_port(server, address, tls, ask_callers=ask_callers)
+        return str(replace(parse_listener(address), port=port))
+    except RuntimeError:
+        raise ListenError(why_not_listening(address, flag)) from None

@@ -1,14 +1,18 @@
 """Sounds that are longer than a model hears at once: part after part, and the texts that are spoken there.
 
 A part is as long as the model hears. Its output has texts between tokens of times, and the next part begins where the
-last text ends whose end is known; all after that is heard again. This is what Transformers does for long sounds,
-without what was said before as a prompt, and without a second try at another temperature.
+last text ends whose end is known; all after that is heard again. A part whose output the model does not believe, or
+which repeats itself, may be asked for again at a higher temperature. This is what Transformers does for long sounds.
 """
 
+import math
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+import zlib
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from itertools import chain
+from typing import NamedTuple
 
 from octavo.pictures.wav_file import FRAMES_A_SECOND, WavFile
 from octavo.request import limits
@@ -17,10 +21,25 @@ from octavo.request.sampling import FinishReason
 
 FRAMES_A_TIME = 2  # from a token of a time to the next one
 MOST_TOKENS = 1 << 16  # more than any model writes down at once: what is left of its context counts
-ROOM_FOR_SECOND = len("-1234567.89s")  # behind an id
+MOST_BEFORE = 1024  # tokens of what came before a part: more than any model takes
+LEAST_STEP = 0.05
+ROOM_FOR_PART = len("-1234567.89s-12")  # behind an id
+NOT_BESIDE_TIMES = ("stop", "allowed_token_ids", "constraint")
 TOO_LATE = "the deadline passed before all was written down: give more time"
-Piece = tuple[Sequence[int], FinishReason]  # the next tokens of an output, and why it ends with them
-Ask = Callable[[int, bytes], AsyncGenerator[Piece, None]]
+LOW = 0.5  # temperatures below this one: what is written at others is not given to the next part
+LEAST_LOGPROB, MOST_REPETITION = -1.0, 2.4  # Whisper's own bounds of an output that is believed
+
+
+class SpeechPiece(NamedTuple):
+    """The next tokens of an output, why it ends with them, and the log probability of each, if they are known."""
+
+    tokens: Sequence[int]
+    finish: FinishReason
+    logprobs: Sequence[float] = ()
+
+
+Ask = Callable[["SpeechPart"], AsyncGenerator[SpeechPiece, None]]
+WasAsked = Callable[["SpeechPart"], Awaitable[bool]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +50,60 @@ class SpokenText:
     end: int
     part: int  # where the part begins in which it was heard
     tokens: tuple[int, ...]  # its own, without those of times
+    written: tuple[int, ...]  # with them
+    temperature: float  # at which they were drawn
+
+
+@dataclass(frozen=True, slots=True)
+class SpeechPart:
+    """What the model hears at once."""
+
+    at: int  # where it begins
+    sound: bytes  # a file
+    before: tuple[int, ...]  # what the model has written of what comes before it, as far as it is to know that
+    temperature: float
+    attempt: int = 0  # how often it was asked for before, at lower temperatures
+
+    def id_of(self, request_id: str) -> str:
+        """The id of its request. It follows from that of the whole, so who sends all again finds it done."""
+        if not (self.at or self.attempt):
+            return request_id
+        return f"{request_id}-{second_of(self.at)}s" + (f"-{self.attempt}" if self.attempt else "")
+
+
+@dataclass(slots=True)
+class PartOutput:
+    """What a model has written of a part."""
+
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    finish: FinishReason = FinishReason.NONE
+    num_told: int = 0  # texts that were told
+
+    def clear(self) -> None:
+        self.tokens, self.logprobs, self.finish = [], [], FinishReason.NONE
+
+    def add(self, piece: SpeechPiece) -> None:
+        self.tokens += piece.tokens
+        self.logprobs += piece.logprobs
+        self.finish = piece.finish
+        match piece.finish:
+            case FinishReason.CANCELLED:
+                raise Cancelled("the request was cancelled")
+            case FinishReason.DEADLINE:
+                raise DeadlineExceeded(TOO_LATE)
+
+    def without_end(self, first_time: int) -> list[int]:
+        """The tokens without that by which the model ends."""
+        has_end = self.finish is FinishReason.STOP and self.tokens and self.tokens[-1] < first_time
+        return self.tokens[:-1] if has_end else self.tokens
+
+    @property
+    def is_believed(self) -> bool | None:
+        """Whether the model finds it likely; None if the log probabilities of its tokens are not known."""
+        if len(self.logprobs) < len(self.tokens):
+            return None
+        return sum(self.logprobs) >= LEAST_LOGPROB * len(self.logprobs)
 
 
 @dataclass(slots=True)
@@ -40,45 +113,61 @@ class LongSpeech:
     sound: WavFile
     heard_at_once: int  # hundredths of a second
     first_time: int  # the token of the time 0
+    vocab_size: int
+    temperatures: Sequence[float] = (0.0,)  # a part is asked for at the next one while its output is not believed
+    conditions: bool = False  # whether the model goes on from what it has written of the parts before
     at: int = 0  # where the next part begins
     finish: FinishReason = FinishReason.STOP  # LENGTH if some part's output was cut
+    _written: tuple[int, ...] = ()  # the last tokens of all texts so far
+    _temperature: float = 0.0  # of the part that is under way, or was the last one
 
-    async def texts(self, ask: Ask) -> AsyncGenerator[SpokenText, None]:
-        """Each text as soon as its end is known. `ask` has one part written down at a time: it gets where that begins,
-        and a file of it.
+    async def texts(self, ask: Ask, was_asked: WasAsked) -> AsyncGenerator[SpokenText, None]:
+        """Each text as soon as its end is known and its part is believed. `ask` has one part written down at a time,
+        and `was_asked` says whether an earlier call of the same name has done so.
 
         Raises what `ask` raises, with the second of the sound in its message.
         """
         while self.at < self.sound.frames:
-            tokens: list[int] = []
-            num_told = 0
+            output = PartOutput()
             try:
-                async with aclosing(ask(self.at, self.sound.part(self.at, self.at + self.heard_at_once))) as pieces:
-                    async for more, finish in pieces:
-                        tokens += more
-                        self._note(finish, tokens)
-                        whole, _ = self._divided(tokens)
-                        for each in whole[num_told:]:
-                            yield each
-                        num_told = len(whole)
+                async with aclosing(self._believed(ask, was_asked, output)) as told:
+                    async for each in told:
+                        yield each
             except ServingError as error:
                 raise (_at_second(error, self.at) if self.at else error) from None
-            found, passed = self._all_texts(tokens)
-            for each in found[num_told:]:
+            if output.finish is FinishReason.LENGTH:
+                self.finish = output.finish
+            found, passed = self._all_texts(output.without_end(self.first_time))
+            for each in found[output.num_told :]:
                 yield each
             self.at += passed
+            written = chain.from_iterable(each.written for each in found)
+            self._written = (*self._written, *written)[-MOST_BEFORE:]
 
-    def _note(self, finish: FinishReason, tokens: list[int]) -> None:
-        """Takes the end of a part's output into account."""
-        match finish:
-            case FinishReason.STOP if tokens and tokens[-1] < self.first_time:
-                tokens.pop()  # the token by which the model ends
-            case FinishReason.LENGTH:
-                self.finish = finish
-            case FinishReason.CANCELLED:
-                raise Cancelled("the request was cancelled")
-            case FinishReason.DEADLINE:
-                raise DeadlineExceeded(TOO_LATE)
+    async def _believed(self, ask: Ask, was_asked: WasAsked, output: PartOutput) -> AsyncGenerator[SpokenText, None]:
+        """Has the next part written down, until its output is believed. Gives the texts that can be told meanwhile."""
+        sound = self.sound.part(self.at, self.at + self.heard_at_once)
+        before = self._written if self.conditions and self._temperature < LOW else ()
+        for attempt, temperature in enumerate(self.temperatures):
+            output.clear()
+            self._temperature, part = temperature, SpeechPart(self.at, sound, before, temperature, attempt)
+            async with aclosing(ask(part)) as pieces:
+                async for piece in pieces:
+                    output.add(piece)
+                    if len(self.temperatures) == 1:
+                        whole, _ = self._divided(output.tokens)
+                        for each in whole[output.num_told :]:
+                            yield each
+                        output.num_told = len(whole)
+            if attempt == len(self.temperatures) - 1:
+                return
+            if repetition(output.tokens, self.vocab_size) > MOST_REPETITION:
+                continue
+            believed = output.is_believed
+            if believed is None:  # it comes from a journal, which has no log probabilities: what was decided then stays
+                believed = not await was_asked(replace(part, attempt=attempt + 1))
+            if believed:
+                return
 
     def _divided(self, tokens: Sequence[int]) -> tuple[list[SpokenText], int]:
         """The texts behind which two times stand, one beside the other, and the place of the last of these."""
@@ -109,7 +198,8 @@ class LongSpeech:
     def _between(self, start: int, end: int, tokens: Sequence[int]) -> SpokenText:
         """A model may name times behind the end of the sound."""
         start, end = (min(each, self.sound.frames) for each in (start, end))
-        return SpokenText(start, end, self.at, tuple(token for token in tokens if token < self.first_time))
+        own = tuple(token for token in tokens if token < self.first_time)
+        return SpokenText(start, end, self.at, own, tuple(tokens), self._temperature)
 
 
 def second_of(at: int) -> str:
@@ -117,15 +207,36 @@ def second_of(at: int) -> str:
     return f"{at // FRAMES_A_SECOND}.{at % FRAMES_A_SECOND:02}".rstrip("0").rstrip(".")
 
 
-def part_id(request_id: str, at: int) -> str:
-    """The id of the part that begins there. It follows from that of the whole, so who sends all again finds it done."""
-    return f"{request_id}-{second_of(at)}s" if at else request_id
+def repetition(tokens: Sequence[int], vocab_size: int) -> float:
+    """How many times smaller compression makes an output, as Transformers counts: the more it repeats itself."""
+    width = int(math.log2(vocab_size) / 8) + 1
+    data = b"".join(token.to_bytes(width, "little") for token in tokens)
+    return len(data) / len(zlib.compress(data))
+
+
+def rising(first: float, step: float) -> tuple[float, ...]:
+    """The temperatures at which a part is asked for, one after another; a step of 0: the first one alone.
+
+    Raises InvalidArgument for a step that makes too many.
+    """
+    if step and not LEAST_STEP <= step <= 1:
+        raise InvalidArgument("temperature_increment_on_fallback", f"must be {LEAST_STEP} to 1, or 0 for no fallback")
+    count = int((1.0 - first) / step + 1e-6) if step else 0
+    return (first, *(round(first + step * i, 6) for i in range(1, count + 1)))
 
 
 def check_id(request_id: str) -> None:
     """Raises InvalidArgument for one of a whole that is too long for those of its parts."""
-    if len(request_id) > (most := limits.MAX_REQUEST_ID_CHARS - ROOM_FOR_SECOND):
+    if len(request_id) > (most := limits.MAX_REQUEST_ID_CHARS - ROOM_FOR_PART):
         raise InvalidArgument("request_id", f"is too long for a sound of several parts: at most {most} characters")
+
+
+def refuse_beside_times(given: Callable[[str], object]) -> None:
+    """Raises InvalidArgument for parameters, which come by their names, that would keep out the tokens of times, or end
+    an output between two of them."""
+    for name in NOT_BESIDE_TIMES:
+        if given(name):
+            raise InvalidArgument(name, "does not go with texts whose times are told; leave it out")
 
 
 def left_s(ends_at: float | None) -> float | None:

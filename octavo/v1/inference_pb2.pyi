@@ -121,18 +121,20 @@ class Chat(_message.Message):
     def __init__(self, messages: _Optional[_Iterable[_Union[ChatMessage, _Mapping]]] = ..., add_generation_prompt: bool = ..., tools: _Optional[_Iterable[_Union[Tool, _Mapping]]] = ..., template_kwargs_json: _Optional[str] = ..., continue_final_message: bool = ...) -> None: ...
 
 class Speech(_message.Message):
-    __slots__ = ("sound", "language", "task", "previous_text", "times")
+    __slots__ = ("sound", "language", "task", "previous_text", "times", "previous_token_ids")
     SOUND_FIELD_NUMBER: _ClassVar[int]
     LANGUAGE_FIELD_NUMBER: _ClassVar[int]
     TASK_FIELD_NUMBER: _ClassVar[int]
     PREVIOUS_TEXT_FIELD_NUMBER: _ClassVar[int]
     TIMES_FIELD_NUMBER: _ClassVar[int]
+    PREVIOUS_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     sound: bytes
     language: str
     task: str
     previous_text: str
     times: bool
-    def __init__(self, sound: _Optional[bytes] = ..., language: _Optional[str] = ..., task: _Optional[str] = ..., previous_text: _Optional[str] = ..., times: bool = ...) -> None: ...
+    previous_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, sound: _Optional[bytes] = ..., language: _Optional[str] = ..., task: _Optional[str] = ..., previous_text: _Optional[str] = ..., times: bool = ..., previous_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
     __slots__ = ("request_id", "model", "text", "raw_text", "token_ids", "chat", "speech", "sampling", "priority", "on_disconnect", "truncate_prompt_tokens", "add_special_tokens", "bad_words", "prefix", "lora", "keep_prompt_start")

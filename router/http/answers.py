@@ -32,7 +32,7 @@ from router.tools.division_notes import read_notes, write_notes
 from router.tools.output_forms import OutputForms
 
 TIMEOUT_HEADER = b"x-request-timeout-ms"
-ID_HEADER = b"idempotency-key"
+ID_HEADER = "Idempotency-Key"
 CALLED_HEADER = b"x-request-id"
 MAX_CANCELLING = 4  # at once: many clients may leave together, and the store has other work
 
@@ -54,7 +54,15 @@ def remaining_s(scope: Scope) -> float | None:
 
 def chosen_id(scope: Scope) -> str:
     """The id that the client has chosen, to make retries safe; or empty."""
-    return header_of(scope, ID_HEADER)
+    return header_of(scope, ID_HEADER.lower().encode())
+
+
+def name_request(asked: AskedAnswer, scope: Scope, reply: Reply) -> None:
+    """Gives the request the id that its client has chosen in a header, if its body has none, and tells the answer."""
+    if not asked.chosen_id and (name := chosen_id(scope)):
+        asked.request.request_id, asked.chosen_id = name, True
+        reply.places = {**reply.places, "request_id": ID_HEADER}
+    reply.name_request(asked.request.request_id)
 
 
 def called(scope: Scope) -> str:
@@ -177,9 +185,7 @@ class NewAnswer:
         async with reply:
             body = await self.service.bodies.read(scope, receive)
             asked = await run_aside(len(body), lambda: self._read(body, reply))
-            if not asked.chosen_id and (name := chosen_id(scope)):
-                asked.request.request_id, asked.chosen_id = name, True
-            reply.name_request(asked.request.request_id)
+            name_request(asked, scope, reply)
             asked.called = called(scope)
             await self._answer(asked, remaining_s(scope), reply)
 

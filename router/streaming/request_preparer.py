@@ -9,6 +9,7 @@ from typing import Any, cast
 
 from octavo.net.security.api_keys import salt_of
 from octavo.net.security.authorizer import ONE_TENANT, Authorizer
+from octavo.pictures.long_speech import refuse_beside_times
 from octavo.pictures.picture import pack_pictures
 from octavo.pictures.reader import NOTHING_SHOWN, PictureLimits, ReadPicture, ShownPictures
 from octavo.request import hashing, limits, sampling_validation, validation
@@ -34,7 +35,6 @@ from router.streaming.prompts.prompt_ends import (
     check_truncation,
     encoded_text,
     naming_language,
-    refuse_beside_times,
     refuse_encoded,
     refuse_unspoken,
     truncated,
@@ -84,7 +84,7 @@ class RequestPreparer:
         self._grammars = GrammarChecks()
         self._prefixes = prefixes
         self._adapters = adapters
-        self._pictures = pictures or PicturePrompts(PictureLimits())
+        self.pictures = pictures or PicturePrompts(PictureLimits())
         self._wait_for_workers = wait_for_workers
 
     async def prepare(self, request: inference_pb2.GenerateRequest, deadline_in_ms: int = 0) -> PreparedRequest:
@@ -94,8 +94,7 @@ class RequestPreparer:
         if not model.workers and not self._wait_for_workers:
             raise NoWorkers(f"no worker serves {model.name} now: retry, or start one", retry_after_ms=500)
         asked, params = check_request(request, model)
-        self._pictures.check_chat(request.chat, model)
-        refuse_beside_times(params, request)
+        self.pictures.check_chat(request.chat, model)
         if params.stop and not model.tokenizer.has_text:
             raise no_tokenizer("send stop_token_ids instead of stop")
         params = without_words(naming_language(params, request, model), request.bad_words, model)
@@ -179,12 +178,12 @@ class RequestPreparer:
             refuse_encoded("prefix", model)
             return await self._read_with_prefix(request, model, tenant)
         if isinstance(request, inference_pb2.GenerateRequest) and refuse_unspoken(request, model):
-            return await self._pictures.read_spoken(request.speech, model, salt_of(tenant))
+            return await self.pictures.read_spoken(request.speech, model, salt_of(tenant))
         match checked_input(request, model):
             case str() as text:
                 token_ids = await run_aside(len(text), lambda: encoded_text(text, request, model))
             case CheckedChat() as chat:
-                pictures = await self._pictures.read(sent or request.chat, model, salt_of(tenant))
+                pictures = await self.pictures.read(sent or request.chat, model, salt_of(tenant))
                 token_ids = await self._chat_threads.run(
                     model.name, chat.size, partial(chat.tokenized_by, model.tokenizer)
                 )
@@ -196,7 +195,7 @@ class RequestPreparer:
             if pictures and request.HasField("truncate_prompt_tokens"):
                 raise InvalidArgument("truncate_prompt_tokens", "does not go with pictures; leave it out")
             token_ids = truncated(token_ids, request, model)
-        return self._pictures.placed(token_ids, pictures, model)
+        return self.pictures.placed(token_ids, pictures, model)
 
     def note_accepted(self, new: NewSequence) -> None:
         """Counts a new request by the named prefix with which its prompt begins."""
@@ -267,6 +266,8 @@ def check_request(request: inference_pb2.GenerateRequest, model: ServedModel) ->
     if request.HasField("request_id"):
         checks.run(validation.validate_request_id, request.request_id)
     both = checks.run(checked_sampling, request.sampling, model, inside="sampling")
+    if both and request.speech.times:
+        checks.run(refuse_beside_times, partial(getattr, both[1]), inside="sampling")
     checks.run(priority_of, request.priority)
     checks.run(check_truncation, request, model)
     checks.run(check_words, request.bad_words)

@@ -40,7 +40,7 @@ def inputs(columns: int) -> tuple[Tensor, Tensor]:
 def linears(extension: ModuleType, plan: Plan) -> None:
     table = Table(plan, f"Linears, {ROWS} × {INNER}; torch in float32 or bfloat16", products=True)
     for form in FORMS:
-        rows(table, extension, form, False, (1, 16) if plan.quick else (1, 2, 4, 8, 16, 48, 256))
+        rows(table, extension, form, False, (1, 16) if plan.quick else (1, 2, 4, 8, 16, 48, 512))
     for form in (*PACKED, *RANDOM):
         rows(table, extension, form, True, (1, 16) if plan.quick else (1, 16, 48))
     loading(table, extension)

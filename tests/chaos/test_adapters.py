@@ -19,9 +19,10 @@ from octavo.request.errors import ServingError
 from octavo.request.ids import new_request_id
 from octavo.v1 import admin_pb2
 
-NUM_ADAPTERS, NUM_STREAMS, STREAM_S = 8, 18, 120.0
-PARAMS = SamplingParams(temperature=0, max_tokens=1200, ignore_eos=True, logprobs=1)
-DRAWN = SamplingParams(temperature=1.0, seed=7, max_tokens=1200, ignore_eos=True, logprobs=1)
+NUM_ADAPTERS, NUM_STREAMS, NUM_TOKENS, STREAM_S = 8, 18, 600, 120.0
+LONG = SamplingParams(temperature=0, max_tokens=1200, ignore_eos=True, logprobs=1)
+PARAMS = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True, logprobs=1)
+DRAWN = SamplingParams(temperature=1.0, seed=7, max_tokens=NUM_TOKENS, ignore_eos=True, logprobs=1)
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
@@ -87,7 +88,7 @@ async def test_bits_are_the_same_when_workers_die_and_sequences_move(cluster: Cl
     )
     async with cluster.client() as client:
         await asyncio.gather(*(stream.read(client) for stream in undisturbed))
-        assert all(len(stream.tokens) == len(stream.scores) == 1200 for stream in undisturbed)
+        assert all(len(stream.tokens) == len(stream.scores) == NUM_TOKENS for stream in undisturbed)
         assert len({tuple(stream.tokens[:20]) for stream in undisturbed[: len(models)]}) == len(models)
         reading = asyncio.gather(*(stream.read(client) for stream in disturbed))
         for stream in disturbed[::6]:
@@ -113,7 +114,7 @@ async def test_a_stream_moves_to_a_worker_that_cannot_read_its_adapter(
     lent = tmp_path / "lent"
     shutil.copytree(folders / f"a{NUM_ADAPTERS}", lent)
     add(cluster, "lent", lent)
-    moved, alone = (Stream("lent", list(range(30))) for _ in range(2))
+    moved, alone = (Stream("lent", list(range(30)), LONG) for _ in range(2))
     async with cluster.client() as client:
         reading = asyncio.create_task(moved.read(client))
         await moved.has(20)

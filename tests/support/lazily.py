@@ -1,23 +1,20 @@
 """Modules that take seconds to import, for test files: each process imports all of these, and runs few of them."""
 
-import importlib.util
-import sys
-from importlib.machinery import ModuleSpec
-from types import ModuleType
+from importlib import import_module
 from typing import Any
 
 
+class Lazy:
+    """A module, which is loaded when something of it is first used."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):  # pytest asks everything that a test file has for some of these
+            raise AttributeError(name)
+        return getattr(import_module(self._name), name)
+
+
 def lazily(name: str) -> Any:
-    """The module, which is loaded when something of it is first used."""
-    if name not in sys.modules:
-        spec = importlib.util.find_spec(name)
-        assert spec is not None and spec.loader is not None, f"there is no {name}"
-        spec.loader = importlib.util.LazyLoader(spec.loader)
-        sys.modules[name] = _loaded(spec, spec.loader)
-    return sys.modules[name]
-
-
-def _loaded(spec: ModuleSpec, loader: importlib.util.LazyLoader) -> ModuleType:
-    module = importlib.util.module_from_spec(spec)
-    loader.exec_module(module)
-    return module
+    return Lazy(name)

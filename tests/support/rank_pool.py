@@ -1,6 +1,6 @@
-"""Ranks of many small groups, one after the other, in processes that import torch once."""
+"""Ranks of many small groups, one after the other, in processes from the nursery."""
 
-import subprocess
+import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -8,20 +8,14 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Self
 
+from live.nursery import Child, nursery
+
+from gpu_worker.group.rank_service import serve
 from gpu_worker.group.rank_task import RankTask
 from gpu_worker.group.shared_memory import SharedMemory
 from gpu_worker.running.loading import load_runner
 from gpu_worker.running.model_runner import ModelRunner
 
-# Serves groups by what it reads: a task each. What goes wrong is said, and is the end of the group.
-PROGRAM = """
-import sys
-from gpu_worker.group.rank_service import serve
-for told in sys.stdin:
-    serve(told, sys.stdout)
-    sys.stdout.write("done\\n")  # at once: threads of earlier groups write lines, too
-    sys.stdout.flush()
-"""
 MOST_GROUPS = 96
 PATIENCE_S = 60.0  # for a rank that loads its model meanwhile
 
@@ -31,7 +25,7 @@ class RankPool:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._ranks: list[subprocess.Popen[str]] = []
+        self._ranks: list[Child] = []
         self._memory = ExitStack()
         self._free = [
             (
@@ -51,8 +45,9 @@ class RankPool:
 
     def _end_ranks(self) -> None:
         for rank in self._ranks:
-            with rank:  # closes its pipes, and waits
-                rank.kill()
+            rank.kill()
+            rank.wait()
+            rank.close()
         self._ranks.clear()
 
     @property
@@ -96,19 +91,33 @@ class RankPool:
             if any(rank.poll() is not None for rank in others):
                 self._end_ranks()
 
-    def _start(self) -> "subprocess.Popen[str]":
-        log = (self._directory / f"rank-{len(self._ranks) + 1}.log").open("a")
-        with log:
-            return subprocess.Popen(
-                [sys.executable, "-c", PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True,
-                pass_fds=self._all,
-            )  # fmt: skip
+    def _start(self) -> Child:
+        log = self._directory / f"rank-{len(self._ranks) + 1}.log"
+        (theirs_in, ours_in), (ours_out, theirs_out) = os.pipe(), os.pipe()
+        given = {0: theirs_in, 1: theirs_out, **{number: number for number in self._all}}
+        child = nursery().begin([sys.executable, "-m", "rank_pool"], log, self._directory, given)
+        for theirs in (theirs_in, theirs_out):
+            os.close(theirs)
+        child.stdin, child.stdout = os.fdopen(ours_in, "w"), os.fdopen(ours_out)
+        return child
 
 
-def until_done(rank: "subprocess.Popen[str]", break_off: Callable[[], None]) -> None:
+def until_done(rank: Child, break_off: Callable[[], None]) -> None:
     """Reads what a rank says of one group. A rank that ends breaks the team, so that rank 0 need not wait for it."""
     assert rank.stdout is not None
     for line in rank.stdout:
         if line == "done\n":
             return
     break_off()
+
+
+def main() -> None:
+    """A rank: serves groups by what it reads, a task each. What goes wrong is said, and is the end of the group."""
+    for told in sys.stdin:
+        serve(told, sys.stdout)
+        sys.stdout.write("done\n")  # at once: threads of earlier groups write lines, too
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -16,4 +16,4 @@ CASES = {group: count for batch in BATCHES.values() for group, count in batch.it
 
 def usual(count: int) -> int:
     """How many of them `make test` runs."""
-    return max(1, count // 45)
+    return max(1, count // 90)

@@ -58,9 +58,15 @@ class TinySpeech:
     """The model, with the tokens and settings by which real ones say what they know; and a tokenizer of bytes."""
 
     def __init__(
-        self, directory: Path, *, multilingual: bool = True, suppress: Sequence[int] = SUPPRESSED, **sizes: object
+        self,
+        directory: Path,
+        *,
+        multilingual: bool = True,
+        suppress: Sequence[int] = SUPPRESSED,
+        ends: float = 1.0,
+        **sizes: object,
     ) -> None:
-        """`suppress`: the tokens that it never writes."""
+        """`suppress`: the tokens that it never writes; `ends`: how much louder than others it says that it ends."""
         torch.manual_seed(5)
         self.directory = directory
         self.model = transformers.WhisperForConditionalGeneration(transformers.WhisperConfig(**{**SIZES, **sizes}))
@@ -83,6 +89,7 @@ class TinySpeech:
                 module.weight.data.normal_(std=1.0)
             elif isinstance(module, (torch.nn.Linear, torch.nn.Conv1d)):
                 module.weight.data.normal_(std=0.4)
+        self.model.get_output_embeddings().weight.data[END] *= ends
         self.model.tie_weights()
         self.model.save_pretrained(directory)
         seconds = self.model.config.max_source_positions * 320 // 16000

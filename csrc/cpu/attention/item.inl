@@ -12,7 +12,8 @@ inline void begin_rows(const AttentionJob& job, const AttentionItem& item, std::
         const std::int64_t query = i / job.group, head = item.kv_head * job.group + i % job.group;
         const float* from = job.queries + (item.first_token + query) * job.query_token + head * job.query_head;
         Form::put_query(from, dim, s.queries + i * s.dim);
-        s.rows[i] = {head, item.first_position + query, 0, kNone};
+        s.rows[i] = {head, item.first_position + query, 0};
+        s.maxima[i] = kNone;
     }
 }
 
@@ -189,10 +190,10 @@ template <typename Form>
 void end_split(std::int64_t dim, std::int64_t count, Scratch<Form>& s) {
     for (std::int64_t i = 0; i < count; ++i) {
         float *sums = s.sums + i * s.dim, *totals = s.totals + i * Lanes::kCount;
-        merge_row(s.merged + i * (dim + 2), sums, s.rows[i].maximum, sum8(load8(totals)), dim);
+        merge_row(s.merged + i * (dim + 2), sums, s.maxima[i], sum8(load8(totals)), dim);
         std::memset(sums, 0, static_cast<std::size_t>(s.dim) * 4);
         std::memset(totals, 0, Lanes::kCount * 4);
-        s.rows[i].maximum = kNone;
+        s.maxima[i] = kNone;
     }
 }
 
@@ -245,10 +246,10 @@ void attend_as(const AttentionJob& job, const AttentionItem& item, const Attenti
         if (item.partial) {
             float* partial = item.partial + i * (dim + 2);
             std::memcpy(partial, sums, static_cast<std::size_t>(dim) * 4);
-            partial[dim] = row.maximum;
+            partial[dim] = s.maxima[i];
             partial[dim + 1] = total;
         } else {
-            finish_row(job, row.head, row.maximum, total, sums, out_row(job, item, i));
+            finish_row(job, row.head, s.maxima[i], total, sums, out_row(job, item, i));
         }
     }
 }

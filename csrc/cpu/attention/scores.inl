@@ -46,27 +46,25 @@ inline void multiply_row(float* row, std::int64_t count, Lanes::F factor) {
     }
 }
 
-// What a row has summed up becomes relative to `top`, which is larger than its scores so far.
+// What a row has summed up becomes relative to a larger maximum.
 template <typename Form>
-inline void raise_to(const Scratch<Form>& s, std::int64_t i, float top) {
-    Row& row = s.rows[i];
-    if (row.maximum != kNone) {  // else nothing is summed up yet
-        const Lanes::F drop = power(Lanes::set(row.maximum - top));
-        float* totals = s.totals + i * Lanes::kCount;
-        multiply_row(s.sums + i * s.dim, s.dim, drop);
-        store8(totals, mul8(load8(totals), Lanes::low(drop)));
-    }
-    row.maximum = top;
+inline void lower(const Scratch<Form>& s, std::int64_t i, Lanes::F drop) {
+    float* totals = s.totals + i * Lanes::kCount;
+    multiply_row(s.sums + i * s.dim, s.dim, drop);
+    store8(totals, mul8(load8(totals), Lanes::low(drop)));
 }
 
 // The largest of the scores of a row, lane by lane.
 template <bool kAll>
 __attribute__((always_inline)) inline Lanes::F tops_of(const float* scores, KeyBits seen, Range range) {
-    Lanes::F tops = Lanes::set(kNone);
-#pragma GCC unroll 4
-    for (std::int64_t j = range.from; j < range.end; j += Lanes::kCount) {
+    const auto at = [&](std::int64_t j) __attribute__((always_inline)) {
         const Lanes::F x = Lanes::load(scores + j);
-        tops = Lanes::max(tops, kAll ? x : Lanes::choose(seen >> j, x, Lanes::set(kNone)));
+        return kAll ? x : Lanes::choose(seen >> j, x, Lanes::set(kNone));
+    };
+    Lanes::F tops = at(range.from);
+#pragma GCC unroll 4
+    for (std::int64_t j = range.from + Lanes::kCount; j < range.end; j += Lanes::kCount) {
+        tops = Lanes::max(tops, at(j));
     }
     return tops;
 }
@@ -76,20 +74,22 @@ template <typename Form>
 __attribute__((always_inline)) inline void raise_rows(const Scratch<Form>& s, std::int64_t row, std::int64_t count,
                                                       const float* scores, float factor, Range range) {
     Lanes::F tops[Lanes::kCount];
-    float maxima[Lanes::kCount];
 #pragma GCC unroll 16
     for (int i = 0; i < Lanes::kCount; ++i) {
         tops[i] = i < Form::kBlockRows ? tops_of<true>(scores + i * kKeyTile, 0, range) : Lanes::set(kNone);
-        maxima[i] = i < count ? s.rows[row + i].maximum : kInfinity;
     }
-    const Lanes::F top = Lanes::mul(Lanes::tops(tops), Lanes::set(factor));
-    std::uint32_t more = Lanes::more(top, Lanes::load(maxima));
-    if (more != 0) {
-        Lanes::store(maxima, top);
+    const Lanes::F top = Lanes::mul(Lanes::tops(tops), Lanes::set(factor)), before = Lanes::load(s.maxima + row);
+    const std::uint32_t more = Lanes::more(top, before) & (count < Lanes::kCount ? (1U << count) - 1 : ~0U);
+    if (more == 0) {
+        return;
     }
-    for (; more != 0; more &= more - 1) {
-        const int i = __builtin_ctz(more);
-        raise_to(s, row + i, maxima[i]);
+    Lanes::store(s.maxima + row, Lanes::choose(more, top, before));
+    float drops[Lanes::kCount];
+    Lanes::store(drops, power(Lanes::sub(before, top)));
+    // A row that has seen no key has nothing summed up yet.
+    for (std::uint32_t rows = more & Lanes::more(before, Lanes::set(kNone)); rows != 0; rows &= rows - 1) {
+        const int i = __builtin_ctz(rows);
+        lower(s, row + i, Lanes::set(drops[i]));
     }
 }
 
@@ -101,21 +101,25 @@ __attribute__((always_inline)) inline void weigh(const Scratch<Form>& s, std::in
                                                  const Slots& values) {
     using F = Lanes::F;
     constexpr int kWide = Form::kWeights / Lanes::kCount;
-    const Row& row = s.rows[i];
+    const KeyBits seen = s.rows[i].seen;
+    const F maximum = Lanes::set(-s.maxima[i]);
     float* totals = s.totals + i * Lanes::kCount;
     F8 total = load8(totals);
+    for (std::int64_t d = 0; d < s.dim; d += 16) {  // what its products will be added to
+        fetch(s.sums + i * s.dim + d);
+    }
 #pragma GCC unroll 4
     for (std::int64_t from = range.from; from < range.end; from += Form::kWeights) {
         F x[kWide];
 #pragma GCC unroll 4
         for (int g = 0; g < kWide; ++g) {
             const std::int64_t j = from + g * Lanes::kCount;
-            x[g] = power(Lanes::fma(Lanes::load(scores + j), Lanes::set(factor), Lanes::set(-row.maximum)));
-            x[g] = kAll ? x[g] : Lanes::choose(row.seen >> j, x[g], Lanes::zero());
+            x[g] = power(Lanes::fma(Lanes::load(scores + j), Lanes::set(factor), maximum));
+            x[g] = kAll ? x[g] : Lanes::choose(seen >> j, x[g], Lanes::zero());
             total = Lanes::add_eights(total, x[g]);
             if (values.scaled) {  // a scale that is no number is one to rows that see it
                 x[g] = Lanes::mul(x[g], Lanes::load(values.scales + j));
-                x[g] = kAll ? x[g] : Lanes::choose(row.seen >> j, x[g], Lanes::zero());
+                x[g] = kAll ? x[g] : Lanes::choose(seen >> j, x[g], Lanes::zero());
             }
         }
         Form::put_weights(x, weights + from);
@@ -147,8 +151,12 @@ inline void raise(const Scratch<Form>& s, std::int64_t row, std::int64_t count, 
     }
     for (std::int64_t i = row; i < row + count; ++i, scores += kKeyTile) {
         const float top = Lanes::top(tops_of<false>(scores, s.rows[i].seen, range)) * factor;
-        if (top > s.rows[i].maximum) {
-            raise_to(s, i, top);
+        float& before = s.maxima[i];
+        if (top > before) {
+            if (before != kNone) {
+                lower(s, i, power(Lanes::set(before - top)));
+            }
+            before = top;
         }
     }
 }

@@ -53,7 +53,6 @@ inline void with_type(DType type, const Do& run) {
 struct Row {
     std::int64_t head, position;
     KeyBits seen;  // bit j: it sees key j of the tile
-    float maximum;
 };
 
 // The keys of a tile that are computed: from the first to the last that any row sees, in whole steps of the form.
@@ -72,6 +71,7 @@ struct Scratch {
     Row* rows;
     float* sums;      // [rows, dim]
     float* totals;    // [rows, Lanes::kCount]: of weights, sums of every eighth one in the first eight
+    float* maxima;    // [rows, and a register more]: the largest score of each so far
     Number* queries;  // [rows, dim]
     float* scores;    // [kSides, block, kKeyTile]; as floats they become weights
     Number* weights;  // [kSides, block, kKeyTile]
@@ -94,7 +94,7 @@ inline std::int64_t round_up(std::int64_t count, std::int64_t step) { return (co
 std::int64_t attend_scratch(const AttentionJob& job, std::int64_t num_queries) {
     const std::int64_t rows = round_up(num_queries * job.group, kMostStep), dim = round_up(job.kv.head_dim, kMostStep);
     const auto row = static_cast<std::int64_t>(sizeof(Row) / 4);
-    return rows * (3 * dim + 2 + Lanes::kCount + row) + 2 * kSides * kMostBlock * kKeyTile + 3 * kKeyTile * dim;
+    return rows * (3 * dim + 3 + Lanes::kCount + row) + Lanes::kCount + 2 * kSides * kMostBlock * kKeyTile + 3 * kKeyTile * dim;
 }
 
 template <typename Form>
@@ -114,6 +114,7 @@ inline Scratch<Form> split_scratch(const AttentionJob& job, std::int64_t count, 
     s.tile = tile_keys(job.kv);
     s.sums = floats(rows * dim);
     s.totals = floats(rows * Lanes::kCount);
+    s.maxima = floats(round_up(rows, Lanes::kCount) + Lanes::kCount);
     s.queries = numbers(rows * dim);
     s.scores = floats(kSides * kMostBlock * kKeyTile);
     s.weights = sizeof(Number) == 4 ? reinterpret_cast<Number*>(s.scores) : numbers(kSides * kMostBlock * kKeyTile);

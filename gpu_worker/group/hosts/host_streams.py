@@ -9,6 +9,7 @@ import logging
 import secrets
 import socket
 import threading
+import time
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Self
@@ -21,7 +22,8 @@ from octavo.wire.endpoint import Endpoint, parse_endpoint
 
 log = logging.getLogger(__name__)
 MEETING_S = 600.0  # how long hosts wait for each other at a start
-CALL_S = 10.0  # how long a caller may take to say who it is
+CALL_S = 10.0  # how long a caller may take to say who it is, in all
+MOST_CALLS = 256  # that have not said it yet: each has a thread
 TICK_S = 0.05
 MOST_GREETING = 4096
 WORDS, COLUMNS = "words", "columns"
@@ -76,7 +78,6 @@ def meet_hosts(place: HostPlace, tls: ListenerTls | None) -> HostStreams:
     address = _address_towards(place.meeting.host.strip("[]"), place.meeting.port)
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.create_server((address, 0), family=family) as listener:
-        listener.settimeout(MEETING_S)
         if place.host == 0:
             store.set("secret", secrets.token_hex(16))
         store.set(f"host{place.host}", json.dumps([address, listener.getsockname()[1]]))
@@ -88,8 +89,7 @@ def meet_hosts(place: HostPlace, tls: ListenerTls | None) -> HostStreams:
                 call = socket.create_connection((at, port), timeout=MEETING_S)
                 greeting = json.dumps({"host": place.host, "kind": kind, "secret": secret}) + "\n"
                 getattr(streams, kind)[other] = _opened(call, tls, greeting)
-        while len(streams.columns) < place.hosts - 1 or (place.host == 0 and len(streams.words) < place.hosts - 1):
-            _accept(listener, streams, tls, secret)
+        take_calls(listener, streams, tls, secret)
     log.info("host %d of %d has met the others", place.host, place.hosts)
     return streams
 
@@ -115,24 +115,49 @@ def _address_towards(host: str, port: int) -> str:
         return str(probe.getsockname()[0])
 
 
-def _accept(listener: socket.socket, streams: HostStreams, tls: ListenerTls | None, secret: str) -> None:
+def take_calls(listener: socket.socket, streams: HostStreams, tls: ListenerTls | None, secret: str) -> None:
+    """Takes the calls of the hosts behind this one, until all have called. Strangers keep nobody waiting, however slow
+    they are. Raises OSError if a host does not call in time."""
+    place, ends_at = streams.place, time.monotonic() + MEETING_S
+    listener.settimeout(TICK_S)
+    greeting: list[threading.Thread] = []
+    while len(streams.columns) < place.hosts - 1 or (place.host == 0 and len(streams.words) < place.hosts - 1):
+        if time.monotonic() > ends_at:
+            raise TimeoutError("not all hosts of the group have called the one before them")
+        greeting = [each for each in greeting if each.is_alive()]
+        if len(greeting) >= MOST_CALLS:
+            time.sleep(TICK_S)
+            continue
+        try:
+            call, caller = listener.accept()
+        except TimeoutError:
+            continue
+        given = call, caller[0], streams, tls, secret
+        greeting.append(threading.Thread(target=_greet, args=given, name="group call", daemon=True))
+        greeting[-1].start()
+
+
+def _greet(call: socket.socket, caller: str, streams: HostStreams, tls: ListenerTls | None, secret: str) -> None:
     """Takes one call. One of a stranger is closed and forgotten."""
-    stream, caller = listener.accept()
+    stream, ends_at = call, time.monotonic() + CALL_S
     try:
         stream = _opened(stream, tls, "")
-        greeting = json.loads(_read_line(stream))
+        greeting = json.loads(_read_line(stream, ends_at))
         if not secrets.compare_digest(greeting["secret"], secret) or greeting["host"] not in range(streams.place.hosts):
             raise ValueError("it does not know the secret")
         {WORDS: streams.words, COLUMNS: streams.columns}[greeting["kind"]][greeting["host"]] = stream
     except (OSError, ValueError, KeyError, TypeError) as error:
-        log.warning("%s called, and is none of the group: %s", caller[0], error)
+        log.warning("%s called, and is none of the group: %s", caller, error)
         stream.close()
 
 
-def _read_line(stream: socket.socket) -> str:
-    stream.settimeout(CALL_S)
+def _read_line(stream: socket.socket, ends_at: float) -> str:
+    """The first line of a stream. Raises TimeoutError if it is not whole by then."""
     line = b""
     while not line.endswith(b"\n") and len(line) < MOST_GREETING:
+        if (left_s := ends_at - time.monotonic()) <= 0:
+            raise TimeoutError("it did not say in time who it is")
+        stream.settimeout(left_s)
         if not (more := stream.recv(1)):
             break
         line += more

@@ -7,7 +7,7 @@ from starlette.types import Receive, Scope, Send
 from octavo.request.ids import new_request_id
 from octavo.text.thinking import thinking_marks
 from octavo.text.tokenizers.tokenizer import AnyTokenizer
-from router.http.answers import AnswerService, called, chosen_id, remaining_s, send_stream
+from router.http.answers import AnswerService, called, name_request, remaining_s, send_stream
 from router.http.bodies.json_body import parse_object
 from router.http.messages.message_body import AskedMessage, read_message
 from router.http.messages.message_format import MessageFormat
@@ -34,7 +34,7 @@ class MessageEndpoint:
                 await reply.send_object({"input_tokens": await self._count(asked)})
                 return
             asked.answer.called = called(scope)
-            name_request(asked, chosen_id(scope), reply)
+            name_request(asked.answer, scope, reply)
             await self._answer(asked, remaining_s(scope), reply)
 
     def _read(self, body: bytes, reply: MessageReply) -> AskedMessage:
@@ -66,14 +66,6 @@ def limit_thinking(asked: AskedMessage, tokenizer: AnyTokenizer) -> None:
     is_free = not (sampling.HasField("constraint") or sampling.HasField("thinking_budget"))
     if asked.budget is not None and is_free and thinking_marks(tokenizer) is not None:
         sampling.thinking_budget = asked.budget
-
-
-def name_request(asked: AskedMessage, name: str, reply: MessageReply) -> None:
-    """Gives the request the name that its client has chosen in a header, if it has none, and tells the answer."""
-    answer = asked.answer
-    if name and not answer.chosen_id:
-        answer.request.request_id, answer.chosen_id = name, True
-    reply.name_request(answer.request.request_id)
 
 
 async def send_message(session: Session, form: MessageFormat, stream: bool, reply: MessageReply) -> None:

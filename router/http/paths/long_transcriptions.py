@@ -7,17 +7,17 @@ from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
-from octavo.pictures.long_speech import TOO_LATE, LongSpeech, Piece, check_id, left_s, part_id
+from octavo.pictures.long_speech import TOO_LATE, LongSpeech, SpeechPart, SpeechPiece, check_id, left_s, rising
 from octavo.pictures.support import RATE
 from octavo.pictures.wav_file import FRAMES_A_SECOND, WavFile
-from octavo.request.errors import DeadlineExceeded, InvalidArgument, ServingError
+from octavo.request.errors import DeadlineExceeded, InvalidArgument, NotFound, ServingError
 from octavo.text.tokenizers.byte_tokenizer import no_tokenizer
 from octavo.v1 import inference_pb2, types_pb2
 from octavo.wire.public import failure_from_wire, finish_from_wire
 from router.fleet.model_registry import ServedModel
 from router.http.answers import AnswerService
 from router.http.bodies.common_fields import AskedAnswer
-from router.http.bodies.transcription_body import FILE
+from router.http.bodies.transcription_body import FILE, INCREMENT, PartOptions
 from router.http.paths.transcript_formats import ShownText, usage_of
 from router.streaming.session import Session
 
@@ -54,6 +54,7 @@ class LongTranscription:
     model: ServedModel
     file: WavFile
     ends_at: float | None  # by the monotonic clock
+    options: PartOptions
     on_accepted: Callable[[], Awaitable[None]] | None = None  # called when a part is accepted
     usage: types_pb2.Usage = field(default_factory=types_pb2.Usage)
     num_parts: int = 0
@@ -66,11 +67,18 @@ class LongTranscription:
         check_id(self.asked.request.request_id)
         if not self.model.first_time:
             raise self._without_times()
-        self.speech = LongSpeech(self.file, heard_at_once(self.model), self.model.first_time)
+        temperatures = rising(self.asked.request.sampling.temperature, self.options.temperature_increment)
+        self.speech = LongSpeech(
+            *(self.file, heard_at_once(self.model), self.model.first_time, self.model.vocab_size),
+            temperatures,
+            self.options.conditions,
+        )
 
     def _without_times(self) -> InvalidArgument:
         """What is wrong with a form that asks for times, or needs them, of a model that has none."""
         what = f"{self.model.name} has no tokens of times"
+        if self.options.temperature_increment:
+            return InvalidArgument(INCREMENT, f"{what}: leave it out, or ask another model")
         if not is_long(self.file, self.model):
             return InvalidArgument("response_format", f"{what}: ask for json or text")
         most = heard_at_once(self.model) / FRAMES_A_SECOND
@@ -78,23 +86,24 @@ class LongTranscription:
 
     async def texts(self) -> AsyncGenerator[ShownText, None]:
         """Each text that is not blank, as soon as its end is known."""
-        async with aclosing(self.speech.texts(self._ask)) as spoken:
+        async with aclosing(self.speech.texts(self._ask, self._was_asked)) as spoken:
             async for each in spoken:
                 text = self.model.tokenizer.decode(each.tokens)
                 if text.strip():
                     yield ShownText(each, text)
 
-    async def _ask(self, at: int, sound: bytes) -> AsyncGenerator[Piece, None]:
-        """The output of a request of its own, for the part that begins there."""
-        asked = self._part(at, sound)
+    async def _ask(self, part: SpeechPart) -> AsyncGenerator[SpeechPiece, None]:
+        """The output of a request of its own, for this part."""
+        asked = self._asked(part)
         try:
             async with AsyncExitStack() as stack:
-                session = await self._opened(stack, asked, is_first=not at)
+                session = await self._opened(stack, asked, is_first=not (part.at or part.attempt))
                 if self.on_accepted is not None:
                     await self.on_accepted()
                 while events := await session.next_events():
                     for event in events:
-                        yield event.token_ids, finish_from_wire(event.finish_reason)
+                        logprobs = [each.chosen.logprob for each in event.logprobs]
+                        yield SpeechPiece(event.token_ids, finish_from_wire(event.finish_reason), logprobs)
                     if events[-1].HasField("finished"):
                         self._note_end(events[-1].finished)
                         return
@@ -102,12 +111,24 @@ class LongTranscription:
             self.service.note_left(asked)
             raise
 
-    def _part(self, at: int, sound: bytes) -> AskedAnswer:
+    async def _was_asked(self, part: SpeechPart) -> bool:
+        try:
+            name = part.id_of(self.asked.request.request_id)
+            await self.service.inference.Get(inference_pb2.GetRequest(request_id=name))
+        except NotFound:
+            return False
+        return True
+
+    def _asked(self, part: SpeechPart) -> AskedAnswer:
         """The request of a part."""
         request = inference_pb2.GenerateRequest()
         request.CopyFrom(self.asked.request)
-        request.speech.sound, request.speech.times = sound, True
-        request.request_id = part_id(request.request_id, at)
+        request.speech.sound, request.speech.times = part.sound, True
+        request.speech.previous_token_ids.extend(part.before)
+        request.request_id = part.id_of(request.request_id)
+        request.sampling.temperature = part.temperature
+        if len(self.speech.temperatures) > 1:
+            request.sampling.logprobs = 0
         return AskedAnswer(request, stream=True, called=self.asked.called, chosen_id=self.asked.chosen_id)
 
     async def _opened(self, stack: AsyncExitStack, asked: AskedAnswer, *, is_first: bool) -> Session:

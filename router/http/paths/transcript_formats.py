@@ -31,7 +31,7 @@ def joined(texts: Sequence[ShownText]) -> str:
     return "".join(each.text for each in texts).lstrip()
 
 
-def segments_of(texts: Sequence[ShownText], temperature: float) -> list[dict[str, Any]]:
+def segments_of(texts: Sequence[ShownText]) -> list[dict[str, Any]]:
     """As OpenAI's verbose_json shows them, with what is known here."""
     return [
         {
@@ -41,7 +41,7 @@ def segments_of(texts: Sequence[ShownText], temperature: float) -> list[dict[str
             "end": each.end,
             "text": each.text,
             "tokens": list(each.spoken.tokens),
-            "temperature": temperature,
+            "temperature": each.spoken.temperature,
         }
         for number, each in enumerate(texts)
     ]

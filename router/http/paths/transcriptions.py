@@ -16,13 +16,14 @@ from octavo.request.ids import new_request_id
 from octavo.text.encoded_prompt import NAME_LANGUAGE, TRANSCRIBE, SpeechSupport
 from octavo.v1 import inference_pb2, types_pb2
 from router.http.answer_format import DONE, FINISHES
-from router.http.answers import AnswerService, called, chosen_id, remaining_s, send_stream
+from router.http.answers import AnswerService, called, name_request, remaining_s, send_stream
 from router.http.bodies.common_fields import AskedAnswer
 from router.http.bodies.form_body import parse_form
 from router.http.bodies.json_body import header_of
 from router.http.bodies.transcription_body import (
     FILE,
     ID_PREFIX,
+    INCREMENT,
     JSON,
     VERBOSE,
     AskedTranscription,
@@ -63,9 +64,7 @@ class TranscriptionEndpoint:
                 reserved = room.enter_context(self.service.sounds.taken(scope))
                 asked = await self._receive(scope, receive, reply, reserved)
                 answer = asked.answer
-                if not answer.chosen_id and (name := chosen_id(scope)):
-                    answer.request.request_id, answer.chosen_id = name, True
-                reply.name_request(answer.request.request_id)
+                name_request(answer, scope, reply)
                 answer.called = called(scope)
                 limit_s = remaining_s(scope)
                 ends_at = None if limit_s is None else time.monotonic() + limit_s
@@ -81,7 +80,10 @@ class TranscriptionEndpoint:
         fields = parse_form(body, kind, (FILE,), self.service.unknown_fields)
         found = read_transcription(fields)
         if found.with_times and found.answer.request.speech.task == NAME_LANGUAGE:
-            raise InvalidArgument("response_format", f"must be json or text beside task: {NAME_LANGUAGE}")
+            field = INCREMENT if found.options.temperature_increment else "response_format"
+            raise InvalidArgument(
+                field, f"does not go with task: {NAME_LANGUAGE}, which asks for one word; leave it out"
+            )
         reply.ignored = fields.ignored
         return found
 
@@ -94,10 +96,11 @@ class TranscriptionEndpoint:
         model = self.service.preparer.find_model(answer.request)
         known, long = model.encoder.speech, None
         if known is not None and not model.pictures.refusal:
-            file = wav_of(asked.sound)
+            with self.service.preparer.pictures.tally.refusing("file"):
+                file = wav_of(asked.sound)
             speech.sound = file.part(0, heard_at_once(model)) if is_long(file, model) else bytes(asked.sound)
             if (asked.with_times or is_long(file, model)) and speech.task != NAME_LANGUAGE:
-                long = LongTranscription(self.service, answer, model, file, ends_at)
+                long = LongTranscription(self.service, answer, model, file, ends_at, asked.options)
                 if room is not None:
                     room.enter_context(self.service.sounds.kept(len(asked.sound)))
             del file
@@ -105,6 +108,7 @@ class TranscriptionEndpoint:
             asked.sound = NO_SOUND
         if known is not None and known.languages and not speech.language and speech.task != NAME_LANGUAGE:
             known.start_of(next(iter(known.languages)), speech.task, (), "speech")  # what else is wrong is said first
+            speech.times = long is not None
             check_request(answer.request, model)
             speech.language = await self._language_of(answer, known, ends_at, reply)
         if long is not None:
@@ -167,7 +171,7 @@ class TranscriptionEndpoint:
         if shown == VERBOSE:
             speech = request.speech
             more: dict[str, Any] = {"task": speech.task or TRANSCRIBE, "language": speech.language or "en"}
-            more |= {"duration": long.file.seconds, "segments": segments_of(texts, request.sampling.temperature)}
+            more |= {"duration": long.file.seconds, "segments": segments_of(texts)}
             told = more | told
         await reply.send_object(told)
 

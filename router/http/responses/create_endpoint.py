@@ -9,7 +9,7 @@ from octavo.request.errors import InvalidArgument, NotFound
 from octavo.request.ids import new_request_id
 from octavo.v1 import inference_pb2
 from octavo.wire.public import failure_from_wire
-from router.http.answers import AnswerService, called, chosen_id, remaining_s
+from router.http.answers import ID_HEADER, AnswerService, called, chosen_id, remaining_s
 from router.http.bodies.json_body import parse_object
 from router.http.chats.chat_writer import ChatWriter
 from router.http.responses.input_items import Item, write_items
@@ -43,6 +43,8 @@ class CreateEndpoint:
 
     def _read(self, body: bytes, name: str, reply: ResponseReply) -> AskedResponse:
         fields = parse_object(body, self._service.unknown_fields)
+        if name and fields.get("request_id") is None:
+            reply.places = {"request_id": ID_HEADER}
         asked = read_response(fields, name)
         reply.ignored = fields.ignored
         return asked
@@ -55,8 +57,8 @@ class CreateEndpoint:
         writer = ChatWriter(answer.request.chat)
         if asked.instructions:
             writer.add_text("system", asked.instructions)
+        writer.places |= {**reply.places, "chat.messages": "input"}
         reply.places = writer.places
-        writer.places["chat.messages"] = "input"
         await run_aside(size, lambda: write_all(context, asked.items, writer))
         await service.divide(answer)
         notes = self._notes(asked, context)

@@ -23,7 +23,7 @@ from octavo.pictures.reader import (
     place_pictures,
     spoken_prompt,
 )
-from octavo.request import validation
+from octavo.request import sampling_validation, validation
 from octavo.request.errors import InvalidArgument
 from octavo.text.tokenizers.byte_tokenizer import no_tokenizer
 from octavo.v1 import inference_pb2
@@ -78,7 +78,9 @@ class PicturePrompts:
             model.pictures.require("speech")
         if speech.times and not model.first_time:
             raise InvalidArgument("speech.times", f"{model.name} has no tokens of times: leave it out")
-        tokens = await _tokens_before(speech.previous_text, model)
+        sampling_validation.check_token_ids("speech.previous_token_ids", speech.previous_token_ids, model.vocab_size)
+        written = [token for token in speech.previous_token_ids if token != known.start]
+        tokens = [*await _tokens_before(speech.previous_text, model), *written]
         start = known.start_of(speech.language, speech.task, tokens, "speech", times=speech.times)
         sound = await self._read_one(PicturePart("speech.sound", data=speech.sound), model, salt)
         return spoken_prompt(start, sound, model.pictures)

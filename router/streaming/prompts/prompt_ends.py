@@ -9,7 +9,6 @@ from octavo.text.encoded_prompt import NAME_LANGUAGE
 from octavo.v1 import inference_pb2
 from router.fleet.model_registry import ServedModel
 
-NOT_BESIDE_TIMES = ("stop", "allowed_token_ids", "constraint")
 Prompted = inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest
 
 
@@ -34,13 +33,6 @@ def refuse_unspoken(request: inference_pb2.GenerateRequest, model: ServedModel) 
     if model.encoder.speech is not None and field not in ("speech", None):
         raise InvalidArgument(field, f"{model.name} writes down what it hears: send speech, or ask another model")
     return field == "speech"
-
-
-def refuse_beside_times(params: SamplingParams, request: inference_pb2.GenerateRequest) -> None:
-    """Raises InvalidArgument for what would keep out the tokens of times, or end an output between two of them."""
-    for name in NOT_BESIDE_TIMES if request.speech.times else ():
-        if getattr(params, name):
-            raise InvalidArgument(f"sampling.{name}", "does not go with speech.times; leave it out")
 
 
 def naming_language(

@@ -5,7 +5,7 @@ import random
 import socket
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -58,11 +58,24 @@ def folders(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[
     return make
 
 
+@contextmanager
+def forking_ranks() -> Iterator[None]:
+    """A rank that imports torch takes four seconds of a processor."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (loading, device_group):
+            patch.setattr(module, "RankProcess", NurseryRank)
+        yield
+
+
 @pytest.fixture
-def group(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., GroupRunner]]:
+def forked_ranks() -> Iterator[None]:
+    with forking_ranks():
+        yield
+
+
+@pytest.fixture
+def group(folder: Path, forked_ranks: None) -> Iterator[Callable[..., GroupRunner]]:
     """Starts a group of so many ranks. No rank is left when the test ends."""
-    for module in (loading, device_group):
-        monkeypatch.setattr(module, "RankProcess", NurseryRank)
     with ExitStack() as stack:
 
         def start(ranks: int, patience_s: float = 20.0, model: Path = folder, **options: object) -> GroupRunner:
@@ -89,15 +102,15 @@ class OtherHost:
     own_address: str = ""
     programs: list[Process] = field(default_factory=list)
 
-    def follow(self, flags: list[str], hosts: int = 2) -> HostPlace:
+    def follow(self, flags: list[str], hosts: int = 2, program: type[Process] = NurseryProcess) -> HostPlace:
         """Starts the program there, as each host but the front's. Returns the place of this process, which is that."""
         with socket.create_server((self.address, 0)) as probe:
             port = probe.getsockname()[1]
         words = [f"MASTER_ADDR={self.address}", f"MASTER_PORT={port}", f"WORLD_SIZE={hosts}"]
-        program = [sys.executable, "-m", "gpu_worker", "--launcher", "torchrun", *flags]
+        follower = [sys.executable, "-m", "gpu_worker", "--launcher", "torchrun", *flags]
         for host in range(1, hosts):
-            command = self.command(["/usr/bin/env", *words, f"RANK={host}", *program])
-            self.programs.append(NurseryProcess("follower", command, self.directory / f"follower{host}.log", ROOT))
+            command = self.command(["/usr/bin/env", *words, f"RANK={host}", *follower])
+            self.programs.append(program("follower", command, self.directory / f"follower{host}.log", ROOT))
             self.programs[-1].start()
         return HostPlace(0, hosts, Endpoint(self.address, port))
 
@@ -122,7 +135,9 @@ def other_host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OtherHost]:
 
 
 @pytest.fixture
-def two_hosts(other_host: OtherHost, folder: Path) -> Iterator[Callable[..., tuple[GroupRunner, Process]]]:
+def two_hosts(
+    other_host: OtherHost, folder: Path, forked_ranks: None
+) -> Iterator[Callable[..., tuple[GroupRunner, Process]]]:
     """Starts a group of so many ranks. Nothing of it is left when the test ends."""
     runners: list[GroupRunner] = []
 
@@ -134,9 +149,10 @@ def two_hosts(other_host: OtherHost, folder: Path) -> Iterator[Callable[..., tup
         model: Path = folder,
         hosts: int = 2,
         tap: Callable[[HostStreams], None] = lambda _: None,
+        program: type[Process] = NurseryProcess,
         **options: object,
     ) -> tuple[GroupRunner, Process]:
-        streams = meet_hosts(other_host.follow(flags, hosts), tls)
+        streams = meet_hosts(other_host.follow(flags, hosts, program), tls)
         tap(streams)
         given: dict[str, Any] = {**SIZES, **options}
         runners.append(load_group(str(model), ranks=ranks, streams=streams, patience_s=patience_s, **given))

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from effort import diagonal, some
 from guard.processes import ranks_of
+from live.nursery import NurseryRank
 from live.process import wait_until
 
 from gpu_worker import LLM, SamplingParams
@@ -147,6 +148,7 @@ def test_a_rank_that_cannot_start_is_named_with_its_reason(folder, kind, model, 
     assert losses == [1]
 
 
+@pytest.mark.usefixtures("forked_ranks")
 @pytest.mark.parametrize("device", [{}, {"rehearsal": "native"}])
 def test_a_front_that_cannot_start_leaves_no_rank(folder: Path, device: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="kv_cache_bytes: 1 do not hold a block"):
@@ -154,15 +156,16 @@ def test_a_front_that_cannot_start_leaves_no_rank(folder: Path, device: dict[str
     assert not ranks_of(os.getpid())
 
 
+@pytest.mark.usefixtures("forked_ranks")
 @pytest.mark.parametrize("device", [{}, {"rehearsal": "native"}])
 def test_a_rank_that_hangs_while_it_loads_is_named_and_ended(folder, device, monkeypatch):
-    start = RankProcess.start
+    start = NurseryRank.start
 
-    def start_stopped(process: RankProcess) -> None:
+    def start_stopped(process: NurseryRank) -> None:
         start(process)
         os.kill(process.pid, signal.SIGSTOP)
 
-    monkeypatch.setattr(RankProcess, "start", start_stopped)
+    monkeypatch.setattr(NurseryRank, "start", start_stopped)
     monkeypatch.setattr(rank_watch, "LOADING_S", 0.5)
     with pytest.raises(RankFailed, match=r"^rank 1 \(pid \d+\) is not ready 0.5 s after rank 0 has loaded its model: "):
         load_group(str(folder), ranks=2, patience_s=1.0, **{**SIZES, **device})

@@ -146,6 +146,7 @@ def test_a_front_that_fails_in_a_step_ends_the_group(group, folder, monkeypatch,
         runner.check_device()
 
 
+@pytest.mark.usefixtures("forked_ranks")
 def test_a_rank_with_a_device_that_cannot_start_is_named_with_its_reason(folder, monkeypatch):
     """While the front waits for it: a rank that reads another model."""
     told = device_group.options_of_ranks

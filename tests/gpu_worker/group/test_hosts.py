@@ -220,7 +220,7 @@ def test_what_a_long_step_writes_comes_in_several_frames(
 
 def test_a_host_that_ends_leaves_no_zombie(two_hosts: Callable[..., tuple[GroupRunner, Process]]) -> None:
     """Who would inherit it may reap nothing, as Ray's daemons and some first processes of containers do."""
-    runner, follower = two_hosts(2, ["--insecure"])
+    runner, follower = two_hosts(2, ["--insecure"], program=Process)
     (rank,) = ranks_of(follower.pid)
     runner._watch.close()  # as the front does when it ends
     wait_until(lambda: not follower.running, 30, "the follower stays")

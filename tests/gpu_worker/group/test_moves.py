@@ -27,7 +27,7 @@ from octavo.internal.v1 import worker_pb2
 from octavo.store.calls import TakeReason, TakeRequest
 from octavo.wire.internal import admission_to_wire
 
-from .conftest import SIZES, gone
+from .conftest import SIZES, forking_ranks, gone
 
 pytestmark = pytest.mark.timeout(300)  # ranks import torch, and others may need the cores
 SIZE = 8
@@ -56,7 +56,7 @@ def runners(folders: Callable[[str], Path], tmp_path_factory: pytest.TempPathFac
     block_bytes = load_runner(str(file), **given).info.bytes_per_block
     given |= {"kv_cache_bytes": NUM_BLOCKS * block_bytes, "swap_bytes": NUM_BLOCKS * block_bytes}
     pids: list[int] = []
-    with ExitStack() as stack, lasting(lambda: pids):
+    with ExitStack() as stack, lasting(lambda: pids), forking_ranks():
 
         def start(ranks: int, stages: int) -> Runner:
             runner = load_group(str(file), ranks=ranks, stages=stages, patience_s=60.0, **given)

@@ -18,6 +18,7 @@ def said(llm: LLM) -> list[int]:
     return answer.outputs[0].token_ids
 
 
+@pytest.mark.usefixtures("forked_ranks")
 async def test_llm_runs_in_stages(folder: Path) -> None:
     with LLM(str(folder), **SIZES) as alone:
         expected = said(alone)

@@ -42,6 +42,7 @@ class FakeRouter(inference_pb2_grpc.InferenceServicer):
     def __init__(self):
         self.scripts = deque()
         self.calls = []  # (method, request)
+        self.attempts = []  # how many gRPC itself had made before, of each unary call
         self.accepted = set()
         self.cancelled = []
         self.failure = None
@@ -51,6 +52,7 @@ class FakeRouter(inference_pb2_grpc.InferenceServicer):
 
     async def unary(self, name, request, context):
         self.calls.append((name, request))
+        self.attempts.append(int(dict(context.invocation_metadata()).get("grpc-previous-rpc-attempts", 0)))
         script = self.scripts.popleft() if self.scripts else Script()
         if script.error:
             raise script.error

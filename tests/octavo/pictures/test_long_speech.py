@@ -8,12 +8,21 @@ import torch
 from spoken_types import wav
 from transformers import WhisperForConditionalGeneration
 
-from octavo.pictures.long_speech import ROOM_FOR_SECOND, LongSpeech, part_id
+from octavo.pictures.long_speech import (
+    LEAST_STEP,
+    ROOM_FOR_PART,
+    LongSpeech,
+    SpeechPart,
+    SpeechPiece,
+    repetition,
+    rising,
+)
 from octavo.pictures.wav_file import WavFile
-from octavo.request.errors import Cancelled, DeadlineExceeded
+from octavo.request.errors import Cancelled, DeadlineExceeded, InvalidArgument
 from octavo.request.sampling import FinishReason
 
 FIRST, END = 100, 90
+SOUND_OF_ONE = WavFile.read(memoryview(wav([0.0] * 16_000)))
 SOUND = WavFile.read(memoryview(wav([0.0] * 16_000 * 4)))
 
 
@@ -64,16 +73,16 @@ def heard(speech: LongSpeech, outputs: list[list[int]], finish: FinishReason = F
     """The texts of these outputs, which come in pieces, and where each part began."""
     rng, places, left = random.Random(4), [], iter(outputs)
 
-    async def ask(at, sound):
-        places.append(at)
+    async def ask(part):
+        places.append(part.at)
         tokens = [*next(left), *([END] if finish is FinishReason.STOP else [])]
         while tokens:
             count = rng.randrange(1, 5)
             piece, tokens = tokens[:count], tokens[count:]
-            yield piece, FinishReason.NONE if tokens else finish
+            yield SpeechPiece(piece, FinishReason.NONE if tokens else finish)
 
     async def all_texts():
-        return [(each.start, each.end, each.tokens) async for each in speech.texts(ask)]
+        return [(each.start, each.end, each.tokens) async for each in speech.texts(ask, None)]
 
     return asyncio.run(all_texts()), places
 
@@ -81,7 +90,7 @@ def heard(speech: LongSpeech, outputs: list[list[int]], finish: FinishReason = F
 @pytest.mark.parametrize("finish", [FinishReason.STOP, FinishReason.LENGTH])
 def test_texts_and_places_are_those_of_transformers(finish):
     for tokens in outputs_drawn(300):
-        speech = LongSpeech(SOUND, 100, FIRST)
+        speech = LongSpeech(SOUND, 100, FIRST, 300)
         expected, passed = theirs(tokens, 0, 100)
         found, places = heard(speech, [tokens, *([[FIRST, 1]] * 400)], finish)
         assert found[: len(expected)] == expected, tokens
@@ -90,7 +99,7 @@ def test_texts_and_places_are_those_of_transformers(finish):
 
 def test_the_last_part_is_as_long_as_what_is_left():
     for tokens in outputs_drawn(100):
-        speech = LongSpeech(SOUND, 300, FIRST)
+        speech = LongSpeech(SOUND, 300, FIRST, 300)
         found, places = heard(speech, [[FIRST, 7, FIRST + 149], tokens, *([[FIRST, 1]] * 400)])
         expected, passed = theirs(tokens, 300, 100)
         assert found[: 1 + len(expected)] == [(0, 298, (7,)), *expected]
@@ -102,11 +111,88 @@ def test_the_last_part_is_as_long_as_what_is_left():
 )
 def test_what_ends_a_part_too_early_ends_all(finish, error):
     with pytest.raises(error, match=r"^the"):
-        heard(LongSpeech(SOUND, 100, FIRST), [[FIRST, 1]], finish)
+        heard(LongSpeech(SOUND, 100, FIRST, 300), [[FIRST, 1]], finish)
 
 
 def test_each_part_has_an_id_of_its_own():
-    assert [part_id("talk", at) for at in (0, 2840, 3000)] == ["talk", "talk-28.4s", "talk-30s"]
+    asked = [(0, 0), (2840, 0), (3000, 0), (0, 1), (3000, 5)]
+    found = [SpeechPart(at, b"", (), 0.0, attempt).id_of("talk") for at, attempt in asked]
+    assert found == ["talk", "talk-28.4s", "talk-30s", "talk-0s-1", "talk-30s-5"]
     for at in random.Random(5).sample(range(1, 10**9), 1000):
-        said = part_id("", at)
-        assert round(100 * float(said[1:-1])) == at and len(said) <= ROOM_FOR_SECOND
+        said = SpeechPart(at, b"", (), 0.0, len(rising(0.0, LEAST_STEP)) - 1).id_of("")
+        assert round(100 * float(said[1 : said.index("s")])) == at and len(said) <= ROOM_FOR_PART
+
+
+def test_how_much_an_output_repeats_itself_is_what_transformers_counts():
+    rng = random.Random(6)
+    for vocab in (190, 300, 51_865, 70_000):
+        for _ in range(50):
+            tokens = [rng.randrange(rng.choice([2, vocab])) for _ in range(rng.randrange(1, 300))]
+            counted = WhisperForConditionalGeneration._retrieve_compression_ratio(torch.tensor(tokens), vocab)
+            assert repetition(tokens, vocab) == counted
+
+
+def test_temperatures_rise_to_one():
+    assert rising(0.0, 0.2) == (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
+    assert rising(0.5, 0.3) == (0.5, 0.8) and rising(1.2, 0.2) == (1.2,) and rising(0.4, 0) == (0.4,)
+    with pytest.raises(InvalidArgument, match=r"temperature_increment_on_fallback: must be 0\.05 to 1"):
+        rising(0.0, 0.01)
+
+
+UNLIKELY, REPEATED = -1.01, [FIRST, *[3] * 60]
+GOOD = [FIRST, 7, 8, FIRST + 40]
+
+
+@pytest.mark.parametrize(
+    ("outputs", "scores", "known", "attempts"),
+    [
+        ([GOOD], [-0.99], (), [0]),
+        ([GOOD, GOOD], [UNLIKELY, -0.5], (), [0, 1]),
+        ([REPEATED, GOOD], [-0.1, -0.5], (), [0, 1]),
+        ([REPEATED] * 3, [-0.1] * 3, (), [0, 1, 2]),  # the last one counts, whatever it is
+        ([GOOD], [None], (), [0]),  # from a journal, and nobody had asked again
+        ([GOOD, GOOD], [None, None], ("a-0s-1",), [0, 1]),  # or somebody had
+        ([REPEATED, GOOD], [None, -0.5], (), [0, 1]),
+    ],
+)
+def test_a_part_that_is_not_believed_is_asked_for_again(outputs, scores, known, attempts):
+    """Before anything of it is told."""
+    asked = []
+    speech = LongSpeech(SOUND_OF_ONE, 100, FIRST, 300, (0.0, 0.4, 0.8), True)
+
+    async def ask(part):
+        asked.append(part)
+        tokens, score = outputs[len(asked) - 1], scores[len(asked) - 1]
+        for at in range(0, len(tokens), 2):
+            some = tokens[at : at + 2]
+            yield SpeechPiece(some, FinishReason.LENGTH, [] if score is None else [score] * len(some))
+
+    async def was_asked(part):
+        return part.id_of("a") in known
+
+    async def all_texts():
+        return [each async for each in speech.texts(ask, was_asked)]
+
+    found = asyncio.run(all_texts())
+    assert [(part.attempt, part.temperature) for part in asked] == [(i, (0.0, 0.4, 0.8)[i]) for i in attempts]
+    assert [each.written for each in found] == [tuple(outputs[-1])]
+    assert found[0].temperature == asked[-1].temperature
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.4, 0.5])
+@pytest.mark.parametrize("conditions", [False, True])
+def test_a_part_goes_on_from_what_was_written_at_low_temperatures(conditions, temperature):
+    before, outputs = [], [[FIRST, 1, FIRST + 20, FIRST + 20], [FIRST, 2, FIRST + 20, FIRST + 20, 3]]
+    speech = LongSpeech(SOUND_OF_ONE, 100, FIRST, 300, (temperature,), conditions)
+
+    async def ask(part):
+        before.append(part.before)
+        yield SpeechPiece(outputs.pop(0) if outputs else [FIRST, 4], FinishReason.LENGTH)
+
+    async def all_texts():
+        return [each async for each in speech.texts(ask, None)]
+
+    asyncio.run(all_texts())
+    first, second = (FIRST, 1, FIRST + 20), (FIRST, 2, FIRST + 20)
+    goes_on = conditions and temperature < 0.5
+    assert before == [(), first if goes_on else (), (*first, *second) if goes_on else ()]

@@ -54,6 +54,18 @@ async def test_a_leaving_client_ends_its_request_soon(world, connect, stream):
     await world.until(lambda: not world.routers[0]._opener.num_sessions)
 
 
+@pytest.mark.parametrize("path", [PATH, "/v1/chat/completions", "/v1/messages", "/v1/responses"])
+async def test_a_bad_name_is_said_to_be_in_its_header(world, call, path):
+    await world.start()
+    asked = {"prompt": "x"} if path == PATH else {"messages": [{"role": "user", "content": "x"}], "max_tokens": 3}
+    asked = {"input": "x"} if path == "/v1/responses" else asked
+    for more, headers in (({}, {"idempotency-key": "x" * 129}), ({"request_id": "x" * 129}, {"idempotency-key": "y"})):
+        answer = await call("POST", path, {**asked, **more}, **headers)
+        field = "request_id" if more else "Idempotency-Key"
+        assert answer.status == 400
+        assert answer.object["error"]["message"].startswith(f"{field}: must be 1 to 128"), answer.body
+
+
 @pytest.mark.parametrize("kept", [{"request_id": "mine"}, {"on_disconnect": "keep"}])
 async def test_a_named_or_kept_request_goes_on(world, connect, call, text, kept):
     await world.start(router={"grace_ms": 30_000})

@@ -148,6 +148,8 @@ async def test_a_model_that_hears_gets_a_sound_and_the_tokens_that_say_what_to_w
     sounds.check_prompt(new.prompt, parse_pictures(new.pictures))
     other = (await preparer.prepare(asked(spoken(task="translate", previous_text=" abcd\n")))).new
     assert other.prompt == [*[9] * 50, 7, *b"bcd", 5, 2, 4, 6]
+    written = (await preparer.prepare(asked(spoken(previous_text="ab", previous_token_ids=[5, 8, 4])))).new
+    assert written.prompt == [*[9] * 50, 7, *b"b", 8, 4, 5, 2, 3, 6], "without a token that starts the decoder"
     assert (other.salt, other.pictures) == (new.salt, new.pictures), "they share the blocks of what is heard"
     naming = await preparer.prepare(
         asked(spoken(language="", task="language"), sampling={"max_tokens": 9, "banned_token_ids": [1, 2]})
@@ -174,6 +176,7 @@ async def test_a_model_that_hears_gets_a_sound_and_the_tokens_that_say_what_to_w
         (spoken(language="x" * 1000), "speech.language"),
         (spoken(task="sing"), "speech.task"),
         (spoken(previous_text="x" * 10_000), "speech.previous_text"),
+        (spoken(previous_token_ids=[256]), "speech.previous_token_ids"),
         ({"text": "abc"}, "text"),
         ({"token_ids": ids(*new.prompt)}, "token_ids"),
         ({}, "input"),

@@ -14,10 +14,8 @@ from typing import Any
 
 import pytest
 from guard import unpickling
-from guard.processes import all_lasting, command_of, descendants, exists
+from guard.processes import PR_SET_CHILD_SUBREAPER, all_lasting, command_of, descendants, exists
 from guard.watchdog import Watchdog, kill
-
-PR_SET_CHILD_SUBREAPER = 36
 
 watchdog_key = pytest.StashKey[Watchdog]()
 running_key = pytest.StashKey[set[int]]()

@@ -2,9 +2,10 @@
 
 import os
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+PR_SET_CHILD_SUBREAPER = 36  # prctl(2)
 HELPERS = ("octavo/text/template_process.py", "octavo/pictures/reader_process.py")  # which programs keep
 _lasting: list[Callable[[], Iterable[int]]] = []
 
@@ -33,17 +34,25 @@ def command_of(pid: int) -> str:
 def descendants(pid: int) -> list[int]:
     """All processes below it, zombies included, whichever of its threads has started them."""
     children: list[int] = []
-    for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        try:
-            children += map(int, task.read_text().split())
-        except (FileNotFoundError, ProcessLookupError):
-            continue
+    with suppress(FileNotFoundError, ProcessLookupError):
+        for task in os.listdir(f"/proc/{pid}/task"):  # pathlib would take as long as a small test, twice for each test
+            with suppress(FileNotFoundError, ProcessLookupError), open(f"/proc/{pid}/task/{task}/children") as file:
+                children += map(int, file.read().split())
     return [below for child in children for below in (child, *descendants(child))]
 
 
+def name_of(pid: int) -> str:
+    """What the process calls itself; empty if there is no such process."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
 def ranks_of(pid: int) -> list[int]:
-    """The ranks that the front of a group has started, also those that still load."""
-    return [below for below in descendants(pid) if "gpu_worker.group.rank" in command_of(below)]
+    """The ranks that the front of a group has started, also those that still load, and those that were forked."""
+    module = "gpu_worker.group.rank"
+    return [each for each in descendants(pid) if module in command_of(each) or module.endswith(name_of(each) or "?")]
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from guard.processes import descendants, exists, lasting
 from live.cluster import Cluster, Shape
+from live.process import wait_until
 
 MOST_KEPT = 2
 
@@ -25,7 +26,7 @@ def running(directory: Path, shape: Shape) -> Iterator[Cluster]:
         pids += [below for pid in pids for below in descendants(pid)] + [cluster.store.pid]
         codes = cluster.stop()
         assert not any(codes.values()), f"exit codes {codes}\n{cluster.report()}"
-        assert not [pid for pid in pids if exists(pid)]
+        wait_until(lambda: not any(map(exists, pids)), 10, "processes are left")
 
 
 @pytest.fixture(scope="session")

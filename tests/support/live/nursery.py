@@ -2,8 +2,9 @@
 
 A program needs a second or two to import what it is made of, and a test run starts hundreds. `python -m live.nursery`
 reads a message of JSON for each, with descriptors for it, and answers with the id of its process, an orphan that this
-process adopts (`guard.hooks`) and so learns how it ends. What `python -m router` does by itself, the tests of
-`octavo up` show, and those of groups that die what a rank does.
+process adopts (`guard.hooks`) and so learns how it ends. A group from here has a nursery of its own, a fork, for its
+ranks. What `python -m router` does by itself, the tests of `octavo up` show, and those of groups that cannot start
+what a rank does.
 """
 
 import ctypes
@@ -22,15 +23,17 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from runpy import run_module
-from typing import IO
+from typing import IO, Any
 
-from guard.processes import forever
+import xdist_forks
+from guard.processes import PR_SET_CHILD_SUBREAPER, forever
 from live.process import SPAWNER, Process, wait_until
 
 from gpu_worker.group.rank_process import RankProcess
 from octavo.process.launcher import PR_SET_PDEATHSIG
 
 SUPPORT = Path(__file__).resolve().parents[1]
+RANKS_START = ("gpu_worker.group.loading", "gpu_worker.group.device_group", "gpu_worker.group.hosts.follower")
 MODULES = (
     "octavo.process.loop",
     "octavo.process.telemetry",
@@ -39,16 +42,20 @@ MODULES = (
     "router.program",
     "gpu_worker.serving.process.program",
     "gpu_worker.group.rank_service",
+    *RANKS_START,
 )
-MOST_BYTES, MOST_DESCRIPTORS, HIGH = 1 << 17, 64, 512  # of a message; descriptors from HIGH on are nobody's
+MOST_BYTES, MOST_DESCRIPTORS, HIGH = 1 << 17, 250, 512  # of a message; descriptors from HIGH on are nobody's
+PR_SET_NAME = 15
+GROUP_FLAGS = {"--tensor-parallel", "--pipeline-parallel", "--launcher"}
 
 
 class Child:
     """What has been forked, with the methods of subprocess.Popen that are used."""
 
-    def __init__(self, pid: int, stdout: IO[bytes] | None = None) -> None:
+    def __init__(self, pid: int) -> None:
         self.pid = pid
-        self.stdout = stdout
+        self.stdin: IO[Any] | None = None
+        self.stdout: IO[Any] | None = None
         self._code: int | None = None
         self._lock = threading.Lock()
 
@@ -70,26 +77,18 @@ class Child:
         if self.poll() is None:
             os.kill(self.pid, signal.SIGKILL)
 
+    def close(self) -> None:
+        for stream in (self.stdin, self.stdout):
+            if stream is not None:
+                stream.close()
+
 
 class Nursery:
-    """The process that forks. It ends with this one."""
+    """The process that forks, at the other end of this socket."""
 
-    def __init__(self) -> None:
-        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        environment = {**os.environ, "PYTHONPATH": str(SUPPORT)}
+    def __init__(self, asked: socket.socket) -> None:
+        self._socket = asked
         self._lock = threading.Lock()
-        self._popen = SPAWNER.submit(
-            subprocess.Popen,
-            [sys.executable, "-m", "live.nursery"],
-            stdin=theirs,
-            env=environment,
-            cwd=SUPPORT.parent.parent,
-        ).result()
-        theirs.close()
-
-    @property
-    def pid(self) -> int:
-        return self._popen.pid
 
     def begin(self, command: Sequence[str], log: Path, folder: Path, given: Mapping[int, int] | None = None) -> Child:
         """The process of a command: nsenter into a network and env, if so, and `python -m module`.
@@ -113,10 +112,22 @@ class Nursery:
 
 @functools.cache
 def nursery() -> Nursery:
-    """Of this test run."""
-    made = Nursery()
-    forever([made.pid])
-    return made
+    """Of this test run. A worker of pytest-xdist has one from its start."""
+    if xdist_forks.nursery_of_this_worker is not None:
+        asked, pid = xdist_forks.nursery_of_this_worker
+        forever([pid])
+        return Nursery(asked)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        started = SPAWNER.submit(
+            subprocess.Popen,
+            [sys.executable, "-m", "live.nursery"],
+            stdin=theirs,
+            env={**os.environ, "PYTHONPATH": str(SUPPORT)},
+            cwd=SUPPORT.parent.parent,
+        ).result()
+    forever([started.pid])
+    return Nursery(ours)
 
 
 class NurseryProcess(Process):
@@ -140,12 +151,16 @@ class NurseryRank(RankProcess):
         self._process = child  # type: ignore[assignment]  # a Popen in all that it uses
 
 
-def main() -> None:
+def main(asking: socket.socket) -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     for module in MODULES:
         import_module(module)
     gc.freeze()  # so that no collection in a child touches, and copies, what they share
-    asking = socket.socket(fileno=os.dup(0))
+    _serve(asking)
+
+
+def _serve(asking: socket.socket) -> None:
+    """Until nobody asks any more. Returns in what was forked, too, when its program has ended."""
     while True:
         message, given, _, _ = socket.recv_fds(asking, MOST_BYTES, MOST_DESCRIPTORS)
         if not message:
@@ -204,9 +219,30 @@ def _become(
         os.close(descriptor)
     os.environ.clear()
     os.environ.update(environment)
+    ctypes.CDLL(None).prctl(PR_SET_NAME, module[-15:].encode())  # by which `guard.processes` knows a rank
+    if not GROUP_FLAGS.isdisjoint(arguments):
+        _fork_its_ranks()
     sys.argv = [module, *arguments]
     run_module(module, run_name="__main__", alter_sys=True)
 
 
+def _fork_its_ranks() -> None:
+    """A process beside this one, which has no threads yet, forks the ranks that this one starts and adopts."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    parent = os.getpid()
+    if os.fork() == 0:
+        ours.close()
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() == parent:
+            _serve(theirs)
+        sys.exit()
+    theirs.close()
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+    of_ranks = import_module("live.nursery")  # this module is __main__
+    of_ranks.nursery = functools.cache(lambda: Nursery(ours))
+    for name in RANKS_START:
+        import_module(name).RankProcess = of_ranks.NurseryRank
+
+
 if __name__ == "__main__":
-    main()
+    main(socket.socket(fileno=os.dup(0)))

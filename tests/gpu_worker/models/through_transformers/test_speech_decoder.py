@@ -35,7 +35,7 @@ from gpu_worker.models.through_transformers.log_mel import log_mel
 from gpu_worker.models.through_transformers.speech_decoder import TimeRules
 from gpu_worker.ops import native
 from gpu_worker.running.model_runner import ModelRunner
-from octavo.pictures.long_speech import LongSpeech
+from octavo.pictures.long_speech import LEAST_LOGPROB, LongSpeech, SpeechPiece
 from octavo.pictures.picture import Picture, digest_pixels, pack_pictures
 from octavo.pictures.sound_file import read_sound
 from octavo.pictures.wav_file import WavFile
@@ -153,30 +153,41 @@ def test_a_continued_sequence_has_the_same_bits(fault, options, tiny, load):
         assert compared.num_tokens and not compared.wrong_tokens and not compared.wrong_scores, compared.case
 
 
+@pytest.mark.parametrize("conditions", [False, True], ids=["each alone", "from the last"])
 @pytest.mark.parametrize("given", [{}, {"prompt_ids": [PREVIOUS, 40, 41]}], ids=["alone", "after words"])
-def test_long_sounds_get_the_texts_of_generate(given, timed, load):
-    """Part by part, and the times at which they are spoken."""
+def test_long_sounds_get_the_texts_of_generate(given, conditions, timed, load, monkeypatch):
+    """Part by part, the times at which they are spoken, and how likely the model finds each part."""
     runner, samples = load(timed.directory), [each for seed in range(5) for each in said(0.6, seed)]
     engine, file = engine_of(runner), WavFile.read(memoryview(wav(samples)))
-    speech = LongSpeech(file, 100, FIRST_TIME)
-    previous, asked_at = given.get("prompt_ids", [])[1:], []
+    speech = LongSpeech(file, 100, FIRST_TIME, VOCABULARY, conditions=conditions)
+    previous, likely = given.get("prompt_ids", [])[1:], []
 
-    async def ask(at, sound):
-        asked_at.append(at)
-        prompt, heard_there = prompt_of(runner, previous=previous, times=True), samples_of(sound)
-        engine.admit(f"p{at}", prompt, replace(GREEDY, max_tokens=None), **heard(runner, heard_there))
+    async def ask(part):
+        prompt = prompt_of(runner, previous=[*previous, *part.before], times=True)
+        sound = heard(runner, samples_of(part.sound))
+        engine.admit(f"p{part.at}", prompt, replace(GREEDY, max_tokens=None, logprobs=0), **sound)
         engine.finish(10_000)
-        yield engine.tokens[f"p{at}.0"], FinishReason.LENGTH
+        scores = [score.logprob for score in engine.scores[f"p{part.at}.0"]]
+        likely.append(sum(scores) / len(scores))
+        yield SpeechPiece(engine.tokens[f"p{part.at}.0"], FinishReason.LENGTH, scores)
 
     async def found():
-        return [(each.start, each.end, each.tokens) async for each in speech.texts(ask)]
+        return [(each.start, each.end, each.tokens) async for each in speech.texts(ask, None)]
 
     options = {"prompt_ids": torch.tensor(given["prompt_ids"])} if given else {}
+    options |= {"condition_on_prev_tokens": conditions, "temperature": (0.0,), "logprob_threshold": LEAST_LOGPROB}
+    count_likely, expected_likely = timed.model._retrieve_avg_logprobs, []
+
+    def counted(*given):
+        expected_likely.append(count_likely(*given))
+        return expected_likely[-1]
+
+    monkeypatch.setattr(timed.model, "_retrieve_avg_logprobs", counted)
     expected = timed.texts(samples, **options)
     assert asyncio.run(found()) == [
         (start, end, tuple(token for token in tokens if token < FIRST_TIME)) for start, end, tokens in expected
     ]
-    assert len(asked_at) > 3
+    assert len(likely) > 3 and likely == pytest.approx(list(map(float, expected_likely)), abs=1e-4)
 
 
 def samples_of(sound: bytes) -> list[float]:

@@ -5,27 +5,44 @@ import re
 import struct
 from pathlib import Path
 
-import openai
 import pytest
-from spoken_types import EDGE, FIRST_TIME, LETTERS, POSITIONS, VOCABULARY, TinySpeech, form, said, spelled, wav, wav_of
+from lazily import lazily
+from spoken_types import (
+    EDGE,
+    END,
+    FIRST_TIME,
+    LETTERS,
+    POSITIONS,
+    VOCABULARY,
+    TinySpeech,
+    form,
+    said,
+    spelled,
+    wav,
+    wav_of,
+)
+from web_pages import metrics
 
 from octavo.client import Speech, Utterance
 from octavo.request.errors import BadLogits, Cancelled, InvalidArgument, QueueFull
+from octavo.request.sampling import FinishReason as Finish
 from router.http.paths import long_transcriptions
 from router.streaming.session_opener import SessionOpener
 
+openai = lazily("openai")
 PAGE = Path(__file__).resolve().parents[4] / "docs/speech.md"
 PATH = "/v1/audio/transcriptions"
 SAMPLES = [each for seed in range(4) for each in said(0.7, seed)]
 SOUND = wav(SAMPLES)
+LONG = wav([each for seed in range(20) for each in said(0.9, seed)])
 GERMAN = {"language": "de"}
 
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
-    """It writes letters and times."""
-    silent = [token for token in range(FIRST_TIME) if token not in LETTERS]
-    return TinySpeech(tmp_path_factory.mktemp("timed"), suppress=silent, vocab_size=VOCABULARY)
+    """It writes letters and times, and ends some parts by itself."""
+    silent = [token for token in range(FIRST_TIME) if token not in (*LETTERS, END)]
+    return TinySpeech(tmp_path_factory.mktemp("timed"), suppress=silent, ends=2.5, vocab_size=VOCABULARY)
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +66,7 @@ async def test_the_texts_are_those_of_transformers_in_every_format(hearing, told
     answer = (await ask(SOUND, **GERMAN)).object
     num_parts = answer["usage"]["input_token_details"]["audio_tokens"] // POSITIONS
     assert answer["text"] == text and num_parts >= 3
+    assert {finish for entry in hearing.entries for finish in entry.record.finishes} == {Finish.STOP, Finish.LENGTH}
     assert answer["usage"]["input_tokens"] == num_parts * (POSITIONS + 3)
     verbose = (await ask(SOUND, **GERMAN, response_format="verbose_json")).object
     shown = [(each["start"], each["end"], each["text"], each["tokens"]) for each in verbose["segments"]]
@@ -85,8 +103,42 @@ async def test_the_sdk_finds_the_same_texts(hearing, told):
     for wrong, what in ((Speech(SOUND[:99]), "send the whole file"), (Speech(SOUND, "fr"), "no 'fr'")):
         with pytest.raises(InvalidArgument, match=what):
             await client.transcribe(wrong)
-    with pytest.raises(InvalidArgument, match="model: name one that takes speech"):
-        await client.transcribe(Speech(SOUND), model="other")
+
+
+async def test_parts_go_on_from_what_was_written(hearing, told, tiny, ask):
+    expected = tiny.texts(SAMPLES, language="de", condition_on_prev_tokens=True)
+    text = "".join(text for *_, tokens in expected if (text := spelled(tokens)).strip()).lstrip()
+    assert text != "".join(each[2] for each in told).lstrip()
+    assert (await ask(SOUND, **GERMAN, condition_on_previous_text="true")).object["text"] == text
+    asked = Speech(SOUND, "de")
+    assert (await hearing.client().transcribe(asked, condition_on_previous_text=True)).text == text
+
+
+async def test_parts_that_are_not_believed_are_drawn_again(hearing, tiny, ask, monkeypatch):
+    """Those that Transformers draws again, and a call that is repeated decides the same."""
+    count_likely, likely = tiny.model._retrieve_avg_logprobs, []
+
+    def counted(*given):
+        likely.append(count_likely(*given))
+        return likely[-1]
+
+    monkeypatch.setattr(tiny.model, "_retrieve_avg_logprobs", counted)
+    tiny.texts(SAMPLES, language="de", temperature=(0.0,), logprob_threshold=-1.0)
+    assert [each < -1.0 for each in likely] == [False, False, True]
+    fields = {**GERMAN, "temperature_increment_on_fallback": "0.5", "seed": 7, "request_id": "a"}
+    answer = await ask(SOUND, **fields, response_format="verbose_json")
+    segments, again = answer.object["segments"], [each.record.request_id for each in hearing.entries]
+    assert {each["seek"] > 100: each["temperature"] > 0 for each in segments} == {False: False, True: True}
+    drawn = [each for each in again if re.fullmatch(r"a-[\d.]+s-[12]", each)]
+    assert 0 < len(drawn) == len(again) - 3
+    *deltas, done = (await ask(SOUND, **fields, stream="true")).chunks
+    assert done["text"] == answer.object["text"] == "".join(each["delta"] for each in deltas)
+    assert [each.record.request_id for each in hearing.entries] == again, "all comes from the store"
+    found = await hearing.client().transcribe(Speech(SOUND, "de"), seed=7, temperature_increment_on_fallback=0.5)
+    assert found.text == done["text"]
+    for step, more in (("0.01", {}), ("2", {}), ("0.2", {"beam_width": "2"})):
+        refused = await ask(SOUND, temperature_increment_on_fallback=step, **more)
+        assert (refused.status, refused.error["param"]) == (400, "temperature_increment_on_fallback"), refused.body
 
 
 async def test_the_example_of_the_page_runs(hearing, tiny, tmp_path, monkeypatch, capsys):
@@ -122,11 +174,8 @@ async def test_a_call_that_is_sent_again_finds_what_is_done(hearing, ask):
     again = await ask(SOUND, **GERMAN, headers={"idempotency-key": "mine"})
     assert again.body == first.body and {each.record.request_id for each in hearing.entries} == before
     assert "mine" in before and all(each == "mine" or re.fullmatch(r"mine-[\d.]+s", each) for each in before)
-    refused = await ask(SOUND, request_id="x" * 117)
-    assert refused.status == 400 and "at most 116 characters" in refused.error["message"]
-    for field, value in (("request_id", "x" * 117), ("n", 2), ("best_of", 2), ("beam_width", 2)):
-        with pytest.raises(InvalidArgument, match=f"{field}: .*sound of several parts"):
-            await hearing.client().transcribe(Speech(SOUND), **{field: value})
+    refused = await ask(SOUND, request_id="x" * 114)
+    assert refused.status == 400 and "at most 113 characters" in refused.error["message"]
     assert {each.record.request_id for each in hearing.entries} == before, "no language is asked for"
 
 
@@ -162,11 +211,24 @@ async def test_a_part_that_fails_says_at_which_second(ask, failing):
     assert patient.status == 200 and not errors, "what passes by itself is waited for"
 
 
-async def test_nobody_writes_on_for_a_client_that_has_left(hearing, connect):
-    sound = wav([each for seed in range(20) for each in said(0.9, seed)])
+async def test_a_part_that_no_worker_runs_ends_as_other_requests_do(hearing, connect):
+    """By its deadline alone, for a worker may come back."""
     connection = await connect()
     kind = f"multipart/form-data; boundary={EDGE}"
-    connection.send("POST", PATH, form(sound, **GERMAN, stream="true"), content_type=kind)
+    sent, limit = form(LONG, **GERMAN, stream="true"), {"x-request-timeout-ms": "1500"}
+    connection.send("POST", PATH, sent, content_type=kind, **limit)
+    await connection.head()
+    await hearing._stop_worker(hearing.workers[0])
+    told = b""
+    while more := await connection.chunk():
+        told += more
+    assert '"finish_reason": "deadline"' in told.decode() and told.endswith(b"[DONE]\n\n")
+
+
+async def test_nobody_writes_on_for_a_client_that_has_left(hearing, connect):
+    connection = await connect()
+    kind = f"multipart/form-data; boundary={EDGE}"
+    connection.send("POST", PATH, form(LONG, **GERMAN, stream="true"), content_type=kind)
     await connection.head()
     assert b"delta" in await connection.chunk()
     await connection.close()
@@ -174,7 +236,7 @@ async def test_nobody_writes_on_for_a_client_that_has_left(hearing, connect):
     assert 0 < len(hearing.entries) < 12
 
 
-async def test_sounds_made_to_break_something_are_refused(ask, call):
+async def test_sounds_made_to_break_something_are_refused(hearing, ask):
     broken = wav([*SAMPLES[:20_000], float("nan"), *SAMPLES[20_000:]], kind="float32")
     silent = wav([0.0] * 24_000)
     for sound, what in (
@@ -187,10 +249,14 @@ async def test_sounds_made_to_break_something_are_refused(ask, call):
         answer = await ask(sound, **GERMAN)
         assert answer.status == 400 and answer.error["param"] == "file", answer.body
         assert re.search(what, answer.error["message"]), answer.error
+    told = await metrics(hearing.routers[0].web_endpoint)
+    assert told["octavo_pictures_refused_total{reason=file}"] == 5
     assert (await ask(silent, **GERMAN, response_format="verbose_json")).status == 200
+    before = len(hearing.entries)
     for fields, field in (({"stop": "a"}, "stop"), ({"allowed_token_ids": "[97]"}, "allowed_token_ids")):
-        answer = await ask(SOUND, **GERMAN, **fields)
+        answer = await ask(SOUND, **fields)
         assert (answer.status, answer.error["param"]) == (400, field), answer.body
+    assert len(hearing.entries) == before, "no language is asked for"
 
 
 async def test_there_is_room_for_so_many_long_sounds(hearing, ask):

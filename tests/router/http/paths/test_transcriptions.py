@@ -4,8 +4,8 @@ import json
 import random
 from contextlib import asynccontextmanager
 
-import openai
 import pytest
+from lazily import lazily
 from spoken_types import DE, EDGE, EN, POSITIONS, SAMPLES, SOUND, form, said, spelled, wav
 
 from gpu_worker.running.loading import load_runner
@@ -17,6 +17,7 @@ from router.http.bodies.json_body import BodyReader
 from router.http.paths import transcriptions
 from router.streaming.session_opener import SessionOpener
 
+openai = lazily("openai")
 PATH = "/v1/audio/transcriptions"
 GOOD = {"language": "de", "max_tokens": 20, "ignore_eos": "true"}
 
@@ -109,7 +110,12 @@ async def test_what_is_wrong_is_named_as_the_form_has_it(hearing, ask):
         ({"sound": SOUND[:999]}, "file", "send the whole file"),
         ({"sound": wav([])}, "file", "has no samples"),
         ({"task": "language"}, "task", "send the sound alone"),
-        ({"task": "language", "language": "", "response_format": "vtt"}, "response_format", "json or text beside task"),
+        (
+            {"task": "language", "language": "", "response_format": "vtt"},
+            "response_format",
+            "not go with task: language",
+        ),
+        ({"temperature_increment_on_fallback": "0.2"}, "temperature_increment_on_fallback", "has no tokens of times"),
         ({"response_format": "srt", "language": ""}, "response_format", "has no tokens of times: ask for json or text"),
         ({"sound": wav(said(1.2)), "language": ""}, "file", "hears 1 s: send a shorter sound"),
         ({"language": "fr"}, "language", "there is no 'fr'"),
@@ -126,6 +132,8 @@ async def test_what_is_wrong_is_named_as_the_form_has_it(hearing, ask):
         ({"temperature": "warm"}, "temperature", "must be a number"),
         ({"temperature": "11"}, "temperature", "out of range"),
         ({"colour": "red"}, "colour", "not supported"),
+        ({"request_id": "x" * 129}, "request_id", "1 to 128"),
+        ({"headers": {"idempotency-key": "x" * 129}}, "Idempotency-Key", "1 to 128"),
     ):
         answer = await ask(**{**GOOD, **fields})
         assert answer.status in (400, 404), (fields, answer.body)
