@@ -177,11 +177,11 @@ class Drawer {
         const float low = std::nextafter(below((bucket + 1) / 16.0 * 1.00001), kNever);  // a bit more than it has
         const float high = std::nextafter(below(bucket / 16.0 * 0.99999), -kNever);
         candidates_.clear();
-        for (std::int64_t id = 0; id < row_.count; ++id) {
-            const float logit = row_.logits[id];
-            if (logit >= low && logit <= high &&
-                bucket_of(draw::power_of(logit, row_.highest, row_.factor)) == bucket) {
-                candidates_.push_back({logit, id, 0});
+        const float* x = row_.logits;
+        for (std::int64_t id = loops_->next_within(x, 0, row_.count, low, high); id < row_.count;
+             id = loops_->next_within(x, id + 1, row_.count, low, high)) {
+            if (bucket_of(draw::power_of(x[id], row_.highest, row_.factor)) == bucket) {
+                candidates_.push_back({x[id], id, 0});
             }
         }
         return candidates_;
@@ -247,7 +247,7 @@ class Drawer {
 
     std::int64_t look_at(const float* x) {
         row_.logits = x;
-        const std::int64_t best = kernels().argmax(x, row_.count);
+        const std::int64_t best = loops_->best(x, row_.count);
         row_.highest = x[best];
         return std::isfinite(row_.highest) ? best : kBadLogits;
     }

@@ -87,7 +87,7 @@ bool answer_of(const Question& question, const float* x, const Span& span, const
         x = own;
     }
     const bool sound = std::isfinite(about.highest) && std::isfinite(about.factor) && about.factor > 0;
-    if (!sound || (span.count > 0 && !(x[kernels().argmax(x, span.count)] <= about.highest))) {
+    if (!sound || (span.count > 0 && !(x[draw_loops().best(x, span.count)] <= about.highest))) {
         return false;  // weights of higher ones have no room
     }
     drawer.part(x, span.count, about.highest, about.factor);

@@ -39,8 +39,12 @@ struct DrawLoops {
     // all.
     std::uint64_t (*histogram)(const DrawRow& row, int num, std::uint16_t* buckets, std::int32_t* counts,
                                std::uint64_t* masses);
+    // The first id of the highest logit; of the first NaN, if there is one.
+    std::int64_t (*best)(const float* logits, std::int64_t count);
     // The first id from `begin` on whose logit is above `least`, or count.
     std::int64_t (*next_above)(const float* logits, std::int64_t begin, std::int64_t count, float least);
+    // The first id from `begin` on whose logit is from `low` to `high`, or count.
+    std::int64_t (*next_within)(const float* logits, std::int64_t begin, std::int64_t count, float low, float high);
     // The first id from `begin` on that is in `bucket`, or count.
     std::int64_t (*next_in)(const std::uint16_t* buckets, std::int64_t begin, std::int64_t count, int bucket);
     // Writes those of x [count] that have a bit in the mask one beside the other. `left` has room for count + kSpare.

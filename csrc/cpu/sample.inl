@@ -112,8 +112,42 @@ std::int64_t next(const T* row, std::int64_t begin, std::int64_t count, Test tes
     return i;
 }
 
+// Unlike an argmax of kernels.h, as fast where logits are -inf.
+std::int64_t best(const float* logits, std::int64_t count) {
+    constexpr std::int64_t kLanes = 32;
+    float tops[kLanes];
+    std::int32_t odd[kLanes] = {};
+    for (float& top : tops) {
+        top = kNever;
+    }
+    std::int64_t i = 0;
+    for (; i + kLanes <= count; i += kLanes) {
+        for (std::int64_t j = 0; j < kLanes; ++j) {
+            const float logit = logits[i + j];
+            tops[j] = logit > tops[j] ? logit : tops[j];
+            odd[j] |= logit != logit ? 1 : 0;
+        }
+    }
+    float top = kNever;
+    std::int32_t any = 0;
+    for (; i < count; ++i) {
+        top = logits[i] > top ? logits[i] : top;
+        any |= logits[i] != logits[i] ? 1 : 0;
+    }
+    for (std::int64_t j = 0; j < kLanes; ++j) {
+        top = tops[j] > top ? tops[j] : top;
+        any |= odd[j];
+    }
+    return any != 0 ? next(logits, 0, count, [](float logit) { return logit != logit; })
+                    : next(logits, 0, count, [top](float logit) { return logit == top; });
+}
+
 std::int64_t next_above(const float* logits, std::int64_t begin, std::int64_t count, float least) {
     return next(logits, begin, count, [least](float logit) { return logit > least; });
+}
+
+std::int64_t next_within(const float* logits, std::int64_t begin, std::int64_t count, float low, float high) {
+    return next(logits, begin, count, [low, high](float logit) { return (logit >= low) & (logit <= high); });
 }
 
 std::int64_t next_in(const std::uint16_t* buckets, std::int64_t begin, std::int64_t count, int bucket) {
@@ -201,7 +235,7 @@ std::int64_t leave(const float* x, std::int64_t count, const std::int32_t* mask,
 }  // namespace
 
 const DrawLoops* OCTAVO_DRAW_LOOPS() {
-    static constexpr DrawLoops kLoops = {sum_spans, histogram, next_above, next_in, leave};
+    static constexpr DrawLoops kLoops = {sum_spans, histogram, best, next_above, next_within, next_in, leave};
     return &kLoops;
 }
 

@@ -144,15 +144,15 @@ void WantedLogits::pack_row(std::int64_t row, float* x, const Span& span, char* 
     const Row& wanted = row_at(row);
     std::vector<Entry> found;
     const auto add = [&](const float* of, std::int64_t count) {
-        const auto places =
-            count == 1 ? std::vector<std::int64_t>{kernels().argmax(of, span.count)} : likeliest(of, span.count, count);
+        const auto places = count == 1 ? std::vector<std::int64_t>{draw_loops().best(of, span.count)}
+                                       : likeliest(of, span.count, count);
         for (const std::int64_t place : places) {
             if (of[place] > kNever) {
                 found.push_back({x[place], static_cast<std::int32_t>(span.first + place)});
             }
         }
     };
-    const std::int64_t best = span.count > 0 ? kernels().argmax(x, span.count) : 0;
+    const std::int64_t best = span.count > 0 ? draw_loops().best(x, span.count) : 0;
     const bool good = span.count > 0 && std::isfinite(x[best]);
     if (span.count > 0 && !good) {
         found.push_back({x[best], static_cast<std::int32_t>(span.first + best)});

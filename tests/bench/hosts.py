@@ -38,6 +38,7 @@ SAMPLED = {
     "top_k 50": {"temperature": 0.8, "top_k": 50, "top_p": 0.9},
     "all tokens": {"temperature": 0.8},
     "top_p 0.9": {"temperature": 0.8, "top_p": 0.9},
+    "the same, few likely ones": {"temperature": 0.05, "top_p": 0.9},
     "min_p 0.05": {"temperature": 0.8, "min_p": 0.05},
     "greedy, 5 log probabilities": {"temperature": 0.0, "logprobs": 5},
     "all tokens, penalties": {"temperature": 0.8, "repetition_penalty": 1.1},
