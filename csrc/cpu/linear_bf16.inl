@@ -11,10 +11,24 @@ void to_bf16_blocks(const float* x, std::int64_t count, Bf16Block* to) {
 // A tile of rows is multiplied with all columns, some at a time, before the next tile: that many passes over the rows.
 // Each pass asks for its share of the next tile (one of `shares`), so that memory is read during all of them.
 
+constexpr std::int64_t kSlabBytes = 512 << 10;  // of inputs that stay in the second cache, beside a turn's weights
+
+// Calls run(the job of some columns, the first of these) until all have been: all rows of a turn meet them before
+// others.
+template <typename Run>
+inline void each_slab(const LinearJob& job, std::int64_t most, const Run& run) {
+    for (std::int64_t column = 0; column < job.columns; column += most) {
+        LinearJob slab = job;
+        slab.columns = job.columns - column < most ? job.columns - column : most;
+        slab.bf16 += input_at(column, job.weight.cols / kBlock);
+        slab.y += column * job.y_stride;
+        run(slab, column);
+    }
+}
+
 #if defined(OCTAVO_TILES)
 
 constexpr std::int64_t kBf16TileRows = 2 * kGroupRows;
-constexpr std::int64_t kSlabBytes = 512 << 10;  // of inputs that stay in the second cache, beside a turn's weights
 
 constexpr TileShapes bf16_shapes() {
     TileShapes shapes;
@@ -93,18 +107,13 @@ inline void bf16_columns(Tiles& tiles, const LinearJob& job, std::int64_t row, b
     }
 }
 
-// All rows meet some columns before others, unless even a few columns are long.
-void bf16_rows(const LinearJob& job, std::int64_t first_row, std::int64_t end) {
+void bf16_rows(const LinearJob& job, std::int64_t first_row, std::int64_t end, float*) {
     static constexpr TileShapes kShapes = bf16_shapes();
     constexpr std::int64_t kStep = 2 * kInputColumns;
     Tiles tiles(kShapes);
     const std::int64_t fits = kSlabBytes / (2 * job.weight.cols) / kStep * kStep;
-    const std::int64_t most = fits > kStep ? fits : job.columns;
-    for (std::int64_t column = 0; column < job.columns; column += most) {
-        LinearJob slab = job;
-        slab.columns = job.columns - column < most ? job.columns - column : most;
-        slab.bf16 += input_at(column, job.weight.cols / kBlock);
-        slab.y += column * job.y_stride;
+    // Long rows leave the second cache whatever meets them first.
+    each_slab(job, fits > kStep ? fits : job.columns, [&](const LinearJob& slab, std::int64_t column) {
         std::int64_t row = first_row;
         for (; row + kGroupRows < end; row += 2 * kGroupRows) {
             bf16_columns<2>(tiles, slab, row, column == 0);
@@ -112,8 +121,10 @@ void bf16_rows(const LinearJob& job, std::int64_t first_row, std::int64_t end) {
         if (row < end) {
             bf16_columns<1>(tiles, slab, row, column == 0);
         }
-    }
+    });
 }
+
+std::int64_t bf16_scratch(const LinearJob&) { return 0; }
 
 #else
 
@@ -127,12 +138,22 @@ constexpr int kBf16Tiles = 2, kBf16Columns = 4;
 #endif
 constexpr std::int64_t kBf16TileRows = kBf16Tiles * Rows::kRows;
 
+// A block of inputs as products take it: float32 where bfloat16 would be widened for each row.
+#if defined(__AVX512BF16__)
+using WidenedBlock = Bf16Block;
+#else
+struct alignas(64) WidenedBlock {
+    float x[kBlock];
+};
+#endif
+
 // kColumns columns of kTiles * R::kRows rows. `step` is how many bytes of the next tile are asked for per pair of k.
 template <typename R, int kTiles, int kColumns>
-inline void bf16_tile(const LinearJob& job, std::int64_t row, std::int64_t column, std::int64_t shares) {
+inline void bf16_tile(const LinearJob& job, const WidenedBlock* all, std::int64_t row, std::int64_t column,
+                      std::int64_t shares) {
     using At = Part<Format::kBf16Pairs>;
     const std::int64_t blocks = job.weight.cols / kBlock;
-    const Bf16Block* inputs = job.bf16 + input_at(column, blocks);
+    const WidenedBlock* inputs = all + input_at(column, blocks);
     const std::uint8_t* numbers[kTiles];
     typename R::F sums[kTiles][kColumns];
 #pragma GCC unroll 4
@@ -143,8 +164,9 @@ inline void bf16_tile(const LinearJob& job, std::int64_t row, std::int64_t colum
             sums[t][c] = R::zero();
         }
     }
-    const std::int64_t tile = kTiles * R::kRows / kGroupRows * blocks * At::kBytes, step = 64 * kTiles / shares;
-    const std::uint8_t* next = numbers[0] + tile + tile / shares * (column / kBf16Columns);
+    const std::int64_t tile = kTiles * R::kRows / kGroupRows * blocks * At::kBytes;
+    const std::int64_t step = shares > 0 ? 64 * kTiles / shares : 0;
+    const std::uint8_t* next = numbers[0] + tile + (shares > 0 ? tile / shares : 0) * (column / kBf16Columns);
     for (std::int64_t block = 0; block < blocks; ++block, inputs += kInputColumns) {
 #pragma GCC unroll 4
         for (std::int64_t pair = 0; pair < kBlock / 2; ++pair, next += step) {
@@ -181,20 +203,53 @@ inline void bf16_tile(const LinearJob& job, std::int64_t row, std::int64_t colum
 }
 
 template <typename R, int kTiles>
-inline void bf16_columns(const LinearJob& job, std::int64_t row) {
-    const std::int64_t shares = (job.columns + kBf16Columns - 1) / kBf16Columns;
+inline void bf16_columns(const LinearJob& job, const WidenedBlock* inputs, std::int64_t row, bool first) {
+    const std::int64_t shares = first ? (job.columns + kBf16Columns - 1) / kBf16Columns : 0;
     each_columns<kBf16Columns>(job.columns, [&](auto count, std::int64_t column) {
-        bf16_tile<R, kTiles, decltype(count)::kColumns>(job, row, column, shares);
+        bf16_tile<R, kTiles, decltype(count)::kColumns>(job, inputs, row, column, shares);
     });
 }
 
-void bf16_rows(const LinearJob& job, std::int64_t row, std::int64_t end) {
-    for (; row + kBf16TileRows <= end; row += kBf16TileRows) {
-        bf16_columns<Rows, kBf16Tiles>(job, row);
+inline std::int64_t slab_columns(const LinearJob& job) {
+    constexpr auto kBytes = static_cast<std::int64_t>(sizeof(WidenedBlock));
+    const std::int64_t fits = kSlabBytes / (job.weight.cols / kBlock * kBytes) / kInputColumns * kInputColumns;
+    return fits > 0 ? fits : kInputColumns;
+}
+
+#if defined(__AVX512BF16__)
+inline const WidenedBlock* widen(const LinearJob& slab, float*) { return slab.bf16; }
+std::int64_t bf16_scratch(const LinearJob&) { return 0; }
+#else
+inline const WidenedBlock* widen(const LinearJob& slab, float* room) {
+    const std::int64_t blocks = slab.weight.cols / kBlock;
+    auto* to = reinterpret_cast<WidenedBlock*>(room);
+    for (std::int64_t column = 0; column < slab.columns; ++column) {
+        for (std::int64_t block = 0; block < blocks; ++block) {
+            const std::int64_t at = input_at(column, blocks) + block * kInputColumns;
+            for (std::int64_t i = 0; i < kBlock; i += 8) {
+                store8(to[at].x + i, load8_bf16(slab.bf16[at].x + i));
+            }
+        }
     }
-    for (; row < end; row += Rows::kRows) {
-        bf16_columns<Rows, 1>(job, row);
-    }
+    return to;
+}
+std::int64_t bf16_scratch(const LinearJob& job) {
+    const std::int64_t most = slab_columns(job), columns = job.columns < most ? job.columns : most;
+    return (columns + kInputColumns - 1) / kInputColumns * kInputColumns * job.weight.cols;
+}
+#endif
+
+void bf16_rows(const LinearJob& job, std::int64_t first_row, std::int64_t end, float* room) {
+    each_slab(job, slab_columns(job), [&](const LinearJob& slab, std::int64_t column) {
+        const WidenedBlock* inputs = widen(slab, room);
+        std::int64_t row = first_row;
+        for (; row + kBf16TileRows <= end; row += kBf16TileRows) {
+            bf16_columns<Rows, kBf16Tiles>(slab, inputs, row, column == 0);
+        }
+        for (; row < end; row += Rows::kRows) {
+            bf16_columns<Rows, 1>(slab, inputs, row, column == 0);
+        }
+    });
 }
 
 #endif

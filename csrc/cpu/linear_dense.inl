@@ -135,7 +135,7 @@ void packed_rows(const LinearJob& job, std::int64_t first_row, std::int64_t end_
     if (job.weight.rounding == Rounding::kNone) {
         exact_rows<kFormat, Rows>(job, first_row, end_row, scratch);
     } else if constexpr (kFormat == Format::kBf16Pairs) {
-        bf16_rows(job, first_row, end_row);
+        bf16_rows(job, first_row, end_row, scratch);
     } else {
         const bool one = job.weight.rounding == Rounding::k8Bits;
         one ? digit_rows<kFormat, 1>(job, first_row, end_row, scratch)
@@ -167,6 +167,9 @@ void linear(const LinearJob& job, std::int64_t first_row, std::int64_t end_row, 
 std::int64_t linear_scratch(const LinearJob& job) {
     if (job.weight.format < Format::kQ8) {
         return 4 * job.weight.cols;
+    }
+    if (job.weight.rounding == Rounding::kBf16) {
+        return bf16_scratch(job);
     }
     return job.weight.rounding == Rounding::kNone ? (kPanelBlocks * kBlock + job.columns * 2) * Rows::kRows
                                                   : digit_scratch(job);

@@ -94,7 +94,8 @@ inline std::int64_t round_up(std::int64_t count, std::int64_t step) { return (co
 std::int64_t attend_scratch(const AttentionJob& job, std::int64_t num_queries) {
     const std::int64_t rows = round_up(num_queries * job.group, kMostStep), dim = round_up(job.kv.head_dim, kMostStep);
     const auto row = static_cast<std::int64_t>(sizeof(Row) / 4);
-    return rows * (3 * dim + 3 + Lanes::kCount + row) + Lanes::kCount + 2 * kSides * kMostBlock * kKeyTile + 3 * kKeyTile * dim;
+    return rows * (3 * dim + 3 + Lanes::kCount + row) + Lanes::kCount + 2 * kSides * kMostBlock * kKeyTile +
+           3 * kKeyTile * dim;
 }
 
 template <typename Form>
