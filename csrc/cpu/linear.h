@@ -14,7 +14,8 @@ constexpr std::int64_t kTurnBytes = 512 << 10;  // the second cache keeps them f
 inline std::int64_t rows_at_once(const Weight& weight, int threads) {
     const std::int64_t wanted = kernels().tile_rows(weight), enough = weight.rows / wanted;
     const std::int64_t tile = enough < threads ? kGroupRows : wanted, tiles = (weight.rows + tile - 1) / tile;
-    const std::int64_t share = threads > 1 ? tiles / (threads * 6) : tiles, cached = kTurnBytes / row_bytes(weight) / tile;
+    const std::int64_t share = threads > 1 ? tiles / (threads * 6) : tiles,
+                       cached = kTurnBytes / row_bytes(weight) / tile;
     const std::int64_t most = share < cached ? share : cached;
     std::int64_t best = 1, least = tiles + 1;
     for (std::int64_t some = most; some > 0 && 2 * some > most; --some) {

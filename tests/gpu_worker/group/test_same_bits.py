@@ -26,13 +26,11 @@ PARAMS = [
     SamplingParams(temperature=0.9, top_k=8, top_p=0.9, seed=5, max_tokens=40, n=2, presence_penalty=0.6),
 ]
 
-LARGE = {"max_batch_tokens": 512}  # of a step with all prompts, ranks divide norms and the rounding of inputs, too
-
 
 def outputs(runner: Runner, folder: Path, loras: Sequence[LoRARequest] = (), **settings: Any) -> list[Any]:
     """Tokens and log probabilities of many prompts that share too few blocks."""
     sizes = {name: SIZES[name] for name in ("max_batch_tokens", "max_batch_sequences")}
-    llm = LLM(str(folder), runner=runner, **{**sizes, **settings})
+    llm = LLM(str(folder), runner=runner, **sizes, **settings)
     params = [PARAMS[number % len(PARAMS)] for number in range(len(PROMPTS))]
     asked = [(None, *loras)[number % (len(loras) + 1)] for number in range(len(PROMPTS))] if loras else None
     return [
@@ -58,10 +56,9 @@ def adapters(folder: Path, where: Path) -> list[LoRARequest]:
 @pytest.mark.parametrize(
     ("kind", "ranks", "stages", "options"),
     [
-        pytest.param("llama", 2, 1, {"dtype": "float32", **LARGE}, marks=pytest.mark.long),
-        ("llama", 4, 1, {"quantization": "q8", **LARGE}),  # more ranks than KV heads
+        pytest.param("llama", 2, 1, {"dtype": "float32"}, marks=pytest.mark.long),
         ("llama", 3, 1, {"quantization": "q4-a8", "kv_cache_dtype": "int8", "threads": 2}),
-        pytest.param("llama", 5, 1, {"quantization": "q4-a8"}, marks=pytest.mark.long),
+        pytest.param("llama", 5, 1, {"quantization": "q4-a8"}, marks=pytest.mark.long),  # more ranks than KV heads
         ("llama", 1, 3, {"dtype": "float32", "threads": 2}),
         ("llama", 2, 2, {"quantization": "q8", "kv_cache_dtype": "int8"}),
         pytest.param("llama", 4, 2, {"dtype": "float32"}, marks=pytest.mark.long),
@@ -74,11 +71,10 @@ def adapters(folder: Path, where: Path) -> list[LoRARequest]:
 def test_a_group_computes_the_bits_of_one_process(group, folders, tmp_path, kind, ranks, stages, options):
     folder = folders(kind)
     alone = load_runner(str(folder), **{**SIZES, **options})
-    sizes = {"max_batch_tokens": {**SIZES, **options}["max_batch_tokens"]}
     loras = [] if alone.info.lora_support.refusal else adapters(folder, tmp_path)
-    expected = outputs(alone, folder, loras, **sizes)
+    expected = outputs(alone, folder, loras)
     several = group(ranks, stages=stages, model=folder, **options)
     assert several.info == alone.info
-    assert outputs(several, folder, loras, **sizes) == expected
+    assert outputs(several, folder, loras) == expected
     if loras:
-        assert outputs(several, folder, **sizes) != expected
+        assert outputs(several, folder) != expected
