@@ -30,14 +30,20 @@ def memory_of(extension: ModuleType) -> torch.Tensor:
     return whole[-whole.data_ptr() % 64 :][:size]
 
 
-def decoder_of(extension: ModuleType, team: Any, fd: int, layers: Sequence[tuple[int, int]] = (NONE, NONE)) -> Any:
+def decoder_of(
+    extension: ModuleType,
+    team: Any,
+    fd: int,
+    layers: Sequence[tuple[int, int]] = (NONE, NONE),
+    heads: Sequence[tuple[int, int]] = (),
+) -> Any:
     """One without layers, of a host other than the front's."""
     head, matrix, turns = torch.ones(32, 16), torch.ones(64, 16), torch.ones(16, 4)
     nothing = {f"host_{name}": [NONE, NONE] for name in ("hidden", "inner", "expert_inner", "shared_inner")}
     own = dict.fromkeys(("kv_heads", "hidden", "inner", "layers"), NONE)
     hosts = extension.GroupHosts(team, [fd, -1], 1, [NONE, NONE], layers)
     share = {"team": team, "hosts": hosts, "tokens": TOKENS, "plan_bytes": PLAN_BYTES}
-    share |= {**own, "vocab": (32, 32), **nothing, "host_vocab": HALVES}
+    share |= {**own, "heads": heads, "vocab": (32, 32), **nothing, "host_vocab": HALVES}
     share["loras"] = extension.LoraRoom(ROOM)
     weights = (extension.Weight(matrix, "f32", 64, 16), extension.Weight(head, "f32", 32, 16))
     return extension.Llama(SIZES, *weights, torch.ones(16), turns, turns, [], share=share)
@@ -218,3 +224,6 @@ def test_what_are_no_links_and_no_layers_of_hosts_is_refused_by_name(extension: 
             decoder_of(extension, team, 0, layers)
     with pytest.raises(ValueError, match=r"^share: has layers that are not in those of its host"):
         decoder_of(extension, team, 0, [(0, 1), (1, 1)])
+    for heads in ([NONE], [NONE, (0, 1), NONE], [(-1, 1), NONE, NONE], [NONE, NONE, (far, far)]):
+        with pytest.raises(ValueError, match=r"^share: has heads that are not those of its host"):
+            decoder_of(extension, team, 0, heads=heads)
