@@ -68,7 +68,7 @@ def test_files_of_an_op_are_its_own() -> None:
 
 def test_each_class_of_a_group_has_a_row() -> None:
     bound = set(re.findall(r"py::class_<(\w+)>", (ROOT / "csrc/bind/team.cpp").read_text()))
-    assert bound and set(GROUP) == bound
+    assert bound and set(GROUP) == bound | {"LoraRoom"}  # which is bound beside the adapters of one process
 
 
 def names(thing: object) -> list[str]:
