@@ -5,6 +5,7 @@ process that forks, and ends with the fork. Only what others wrote is imported t
 a test's eyes, where something may measure what runs.
 """
 
+import atexit
 import ctypes
 import gc
 import json
@@ -22,7 +23,6 @@ HERE = Path(__file__).resolve()
 MODULES = ("transformers.modeling_utils", "transformers.models.auto.modeling_auto", "grpc.aio", "valkey.asyncio")
 PR_SET_PDEATHSIG, MOST_BYTES = 1, 1 << 17
 nursery_of_this_worker: "tuple[socket.socket, int] | None" = None  # what asks it, and its process
-_serving: "list[subprocess.Popen[bytes]]" = []
 
 
 def start() -> str:
@@ -33,7 +33,9 @@ def start() -> str:
         listener.listen()
         environment = {**os.environ, "PYTHONPATH": f"{HERE.parents[2]}:{HERE.parent}"}
         command = [sys.executable, HERE, "serve"]
-        _serving.append(subprocess.Popen(command, stdin=listener, env=environment))
+        process = subprocess.Popen(command, stdin=listener, env=environment)
+    atexit.register(process.wait)
+    atexit.register(process.kill)  # first
     return shlex.join([sys.executable, "-I", "-S", str(HERE), name])
 
 

@@ -86,8 +86,9 @@ class Child:
 class Nursery:
     """The process that forks, at the other end of this socket."""
 
-    def __init__(self, asked: socket.socket) -> None:
+    def __init__(self, asked: socket.socket, process: object = None) -> None:
         self._socket = asked
+        self._process = process  # kept: a Popen warns where nobody holds it while its process runs
         self._lock = threading.Lock()
 
     def begin(self, command: Sequence[str], log: Path, folder: Path, given: Mapping[int, int] | None = None) -> Child:
@@ -127,7 +128,7 @@ def nursery() -> Nursery:
             cwd=SUPPORT.parent.parent,
         ).result()
     forever([started.pid])
-    return Nursery(ours)
+    return Nursery(ours, started)
 
 
 class NurseryProcess(Process):
