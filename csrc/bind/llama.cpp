@@ -302,6 +302,16 @@ void bind_llama(py::module_& module) {
         .def(
             "check_lora", [](const Model& model, const Adapter& adapter) { model.llama.check_lora(adapter.lora); },
             "lora"_a)
+        .def_property_readonly(
+            "shared_logits",
+            [](const Model& model) -> py::object {
+                const TensorRef logits = model.llama.shared_logits();
+                const py::ssize_t rows = logits.shape[0], cols = logits.shape[1], size = sizeof(float);
+                return logits.given()
+                           ? py::memoryview::from_buffer(logits.as<float>(), {rows, cols}, {cols * size, size})
+                           : py::object(py::none());
+            },
+            "Where a group makes logits, so that they need not be copied; else None.")
         .def(
             "logits",
             [](Model& model, const TensorRef& out, const TensorRef& hidden, const WantedLogits& wanted) {

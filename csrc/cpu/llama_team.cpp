@@ -129,8 +129,9 @@ void Llama::logits(const TensorRef& out, const TensorRef& hidden, const WantedLo
         tell_order(wanted.rows(first, rows));
         share_.team->meet_all();
         share_of_logits(rows);
+        const bool there = out.data == room_->logits && out.stride[0] == sizes_.vocab && count <= TeamRoom::kRows;
         Pool::instance().run([&](PoolThread& thread) {
-            thread.each(rows, [&](std::int64_t i) {
+            thread.each(there ? 0 : rows, [&](std::int64_t i) {
                 std::memcpy(out.as<float>() + (first + i) * out.stride[0] + here.first,
                             room_->logits + i * sizes_.vocab + here.first, static_cast<std::size_t>(here.count) * 4);
             });
@@ -142,6 +143,10 @@ void Llama::logits(const TensorRef& out, const TensorRef& hidden, const WantedLo
             throw std::runtime_error(share_.team->trouble());
         }
     }
+}
+
+TensorRef Llama::shared_logits() const {
+    return room_ == nullptr ? TensorRef{} : floats(room_->logits, TeamRoom::kRows, sizes_.vocab, sizes_.vocab);
 }
 
 // The columns of this rank's tokens, and then those of all ranks of the host are there.

@@ -136,6 +136,8 @@ class Llama {
 
     // out f32 [r, vocab] of hidden f32 [r, hidden]. wanted: what is needed of them, at least.
     void logits(const TensorRef& out, const TensorRef& hidden, const WantedLogits& wanted = {}) const;
+    // In a group: where those of some rows are made; an `out` at its beginning need not be copied. Else not given.
+    TensorRef shared_logits() const;
 
   private:
     struct Workspace;

@@ -105,11 +105,15 @@ class KeptLogits:
     new pages than a sampler takes to read them.
     """
 
-    def __init__(self, vocab_size: int) -> None:
+    def __init__(self, vocab_size: int, shared: Tensor | None = None) -> None:
+        """`shared`: memory of a group for some rows, in which it makes them."""
         self._memory = torch.empty((0, vocab_size))
+        self._shared = self._memory if shared is None else shared
 
     def rows(self, count: int) -> Tensor:
         """The first `count` rows, in the memory that earlier calls returned; more than KEPT_LOGITS are not kept."""
+        if count <= len(self._shared):
+            return self._shared[:count]
         vocab_size = self._memory.shape[1]
         if count * vocab_size * 4 > KEPT_LOGITS:
             return torch.empty((count, vocab_size))

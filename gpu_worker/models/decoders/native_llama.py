@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -118,7 +119,10 @@ class NativeLlamaDecoder(OwnDecoder):
         )
         self._hosts = None if argument is None else argument.get("hosts")
         self._kv: tuple[Sequence[Tensor], Any] | None = None
-        self._kept_logits = KeptLogits(config.vocab_size)
+        shared = self._llama.shared_logits
+        self._kept_logits = KeptLogits(
+            config.vocab_size, None if shared is None else torch.from_numpy(np.asarray(shared))
+        )
         adapted = place is None or self._adapter_room is not None
         self.load_lora: LoadLora | None = self._load_lora if adapted else None
         self.lora_support = support_of(config) if adapted else NO_LORA_ON_GPUS
