@@ -138,22 +138,13 @@ constexpr int kBf16Tiles = 2, kBf16Columns = 4;
 #endif
 constexpr std::int64_t kBf16TileRows = kBf16Tiles * Rows::kRows;
 
-// A block of inputs as products take it: float32 where bfloat16 would be widened for each row.
-#if defined(__AVX512BF16__)
-using WidenedBlock = Bf16Block;
-#else
-struct alignas(64) WidenedBlock {
-    float x[kBlock];
-};
-#endif
-
 // kColumns columns of kTiles * R::kRows rows. `step` is how many bytes of the next tile are asked for per pair of k.
-template <typename R, int kTiles, int kColumns>
-inline void bf16_tile(const LinearJob& job, const WidenedBlock* all, std::int64_t row, std::int64_t column,
+template <typename R, int kTiles, int kColumns, typename Block>
+inline void bf16_tile(const LinearJob& job, const Block* all, std::int64_t row, std::int64_t column,
                       std::int64_t shares) {
     using At = Part<Format::kBf16Pairs>;
     const std::int64_t blocks = job.weight.cols / kBlock;
-    const WidenedBlock* inputs = all + input_at(column, blocks);
+    const Block* inputs = all + input_at(column, blocks);
     const std::uint8_t* numbers[kTiles];
     typename R::F sums[kTiles][kColumns];
 #pragma GCC unroll 4
@@ -202,24 +193,43 @@ inline void bf16_tile(const LinearJob& job, const WidenedBlock* all, std::int64_
     }
 }
 
-template <typename R, int kTiles>
-inline void bf16_columns(const LinearJob& job, const WidenedBlock* inputs, std::int64_t row, bool first) {
+template <typename R, int kTiles, typename Block>
+inline void bf16_columns(const LinearJob& job, const Block* inputs, std::int64_t row, bool first) {
     const std::int64_t shares = first ? (job.columns + kBf16Columns - 1) / kBf16Columns : 0;
     each_columns<kBf16Columns>(job.columns, [&](auto count, std::int64_t column) {
         bf16_tile<R, kTiles, decltype(count)::kColumns>(job, inputs, row, column, shares);
     });
 }
 
+template <typename Block>
+inline void bf16_turn(const LinearJob& job, const Block* inputs, std::int64_t row, std::int64_t end, bool first) {
+    for (; row + kBf16TileRows <= end; row += kBf16TileRows) {
+        bf16_columns<Rows, kBf16Tiles>(job, inputs, row, first);
+    }
+    for (; row < end; row += Rows::kRows) {
+        bf16_columns<Rows, 1>(job, inputs, row, first);
+    }
+}
+
+#if defined(__AVX512BF16__) || !defined(__AVX512VL__)
+
+std::int64_t bf16_scratch(const LinearJob&) { return 0; }
+void bf16_rows(const LinearJob& job, std::int64_t row, std::int64_t end, float*) {
+    bf16_turn(job, job.bf16, row, end, true);
+}
+
+#else
+
+struct alignas(64) WidenedBlock {
+    float x[kBlock];
+};
+constexpr std::int64_t kMostWidened = 8192;  // a turn of longer rows has too few of them
+
 inline std::int64_t slab_columns(const LinearJob& job) {
-    constexpr auto kBytes = static_cast<std::int64_t>(sizeof(WidenedBlock));
-    const std::int64_t fits = kSlabBytes / (job.weight.cols / kBlock * kBytes) / kInputColumns * kInputColumns;
+    const std::int64_t fits = kSlabBytes / (4 * job.weight.cols) / kInputColumns * kInputColumns;
     return fits > 0 ? fits : kInputColumns;
 }
 
-#if defined(__AVX512BF16__)
-inline const WidenedBlock* widen(const LinearJob& slab, float*) { return slab.bf16; }
-std::int64_t bf16_scratch(const LinearJob&) { return 0; }
-#else
 inline const WidenedBlock* widen(const LinearJob& slab, float* room) {
     const std::int64_t blocks = slab.weight.cols / kBlock;
     auto* to = reinterpret_cast<WidenedBlock*>(room);
@@ -233,23 +243,24 @@ inline const WidenedBlock* widen(const LinearJob& slab, float* room) {
     }
     return to;
 }
+
 std::int64_t bf16_scratch(const LinearJob& job) {
     const std::int64_t most = slab_columns(job), columns = job.columns < most ? job.columns : most;
-    return (columns + kInputColumns - 1) / kInputColumns * kInputColumns * job.weight.cols;
+    return job.weight.cols > kMostWidened
+               ? 0
+               : (columns + kInputColumns - 1) / kInputColumns * kInputColumns * job.weight.cols;
 }
-#endif
 
-void bf16_rows(const LinearJob& job, std::int64_t first_row, std::int64_t end, float* room) {
+// Inputs are widened once for the rows of a turn: with AVX2 that was no faster.
+void bf16_rows(const LinearJob& job, std::int64_t row, std::int64_t end, float* room) {
+    if (job.weight.cols > kMostWidened) {
+        return bf16_turn(job, job.bf16, row, end, true);
+    }
     each_slab(job, slab_columns(job), [&](const LinearJob& slab, std::int64_t column) {
-        const WidenedBlock* inputs = widen(slab, room);
-        std::int64_t row = first_row;
-        for (; row + kBf16TileRows <= end; row += kBf16TileRows) {
-            bf16_columns<Rows, kBf16Tiles>(slab, inputs, row, column == 0);
-        }
-        for (; row < end; row += Rows::kRows) {
-            bf16_columns<Rows, 1>(slab, inputs, row, column == 0);
-        }
+        bf16_turn(slab, widen(slab, room), row, end, column == 0);
     });
 }
+
+#endif
 
 #endif

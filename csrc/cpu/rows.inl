@@ -71,7 +71,10 @@ struct Rows8 {
     static Pair pair(const std::uint8_t* p) { return words_of(p); }
     static F first(Pair w) { return low_words(w); }
     static F second(Pair w) { return high_words(w); }
-    static Two two(const float* p) { return {set(p[0]), set(p[1])}; }
+    static Two two(const std::uint16_t* p) {
+        const Words w = same_words(p);
+        return {low_words(w), high_words(w)};
+    }
     static F add_pair(F sum, Pair w, Two x) { return fma(second(w), x.second, fma(first(w), x.first, sum)); }
 
 #if defined(__AVX2__)
@@ -192,6 +195,7 @@ struct Rows16 {
     struct Two {
         F first, second;
     };
+    static Two two(const std::uint16_t* p) { return {first(four(p)), second(four(p))}; }
     static Two two(const float* p) { return {set(p[0]), set(p[1])}; }
     static F add_pair(F sum, Pair w, Two x) { return fma(second(w), x.second, fma(first(w), x.first, sum)); }
 #endif

@@ -257,6 +257,11 @@ inline F8 number8(Words w, std::uint32_t shift) {
     return _mm256_xor_ps(sizes, _mm256_castsi256_ps(sign));
 }
 
+inline Words same_words(const std::uint16_t* p) {
+    std::int32_t word;
+    std::memcpy(&word, p, 4);
+    return {_mm256_set1_epi32(word)};
+}
 // The low and the high word of each 32-bit lane, which are bfloat16.
 inline F8 low_words(Words w) { return _mm256_castsi256_ps(_mm256_slli_epi32(w.v, 16)); }
 inline F8 high_words(Words w) {

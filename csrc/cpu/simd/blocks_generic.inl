@@ -135,6 +135,7 @@ inline void widen_digits(const std::int8_t* high, const std::int8_t* low, std::i
 }
 
 inline Words words_of(const std::uint8_t* p) { return {p}; }
+inline Words same_words(const std::uint16_t* p) { return {reinterpret_cast<const std::uint8_t*>(p), 0}; }
 inline F8 pick_of(Words w, std::uint32_t shift, int mask) {
     const auto bits = static_cast<std::uint32_t>(mask);
     return {signed_to_float(load4_words(w.p) >> shift & bits), signed_to_float(load4_words(w.p + 16) >> shift & bits)};
