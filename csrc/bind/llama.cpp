@@ -256,7 +256,10 @@ void bind_llama(py::module_& module) {
         .def_static("table_bytes", &LoraRoom::table_bytes, "layers"_a)
         .def(
             "put", [](LoraRoom& room, Adapter& adapter, std::int64_t place) { room.put(adapter.lora, place); },
-            "lora"_a, "place"_a, "In the front: all ranks may find it from here on. Its matrices lie in the memory.");
+            "lora"_a, "place"_a, "In the front: all ranks may find it from here on. Its matrices lie in the memory.")
+        .def(
+            "drop", [](LoraRoom& room, std::int64_t first, std::int64_t count) { room.drop({first, count}); },
+            "first"_a, "count"_a, "In the front: these bytes are of no adapter any more.");
     py::class_<Model>(module, "Llama", "A decoder; refers to the memory of its tensors, and keeps it.")
         .def(py::init([](const py::dict& sizes, const Weight& embedding, const Weight& head, const TensorRef& norm,
                          const TensorRef& cos, const TensorRef& sin, const py::list& layers, const py::object& share) {

@@ -4,6 +4,7 @@
 #include <stdexcept>
 
 #include "kv_pages.h"
+#include "lora.h"
 #include "octavo/llama.h"
 #include "octavo/lora_room.h"
 #include "octavo/pool.h"
@@ -56,8 +57,8 @@ void Llama::order_forward(const LlamaStep& step) const {
         order.lora_groups.stride[1] = 1;
     }
     room_->order_forward(order);
-    if (share_.loras != nullptr && share_.hosts != nullptr) {
-        for (const Span& bytes : share_.loras->take_new()) {
+    for (const Span& bytes : share_.loras == nullptr ? std::vector<Span>{} : share_.loras->take_new()) {
+        if (share_.hosts != nullptr) {
             share_.hosts->tell_room(bytes);  // if the team is broken by now, so it is after the step
         }
     }
@@ -81,8 +82,10 @@ LlamaStep Llama::own_step(LlamaStep step, const TensorRef& lora_groups) const {
     share_.loras->forget();
     for (std::int64_t i = 0; i < lora_groups.shape[0]; ++i) {
         const auto* named = lora_groups.as<std::int64_t>() + i * 3;
-        step.loras.push_back({&share_.loras->find(named[0], named[1], own), named[2]});
+        const Lora& lora = share_.loras->find(named[0], named[1], own, [this](const Lora& all) { check_lora(all); });
+        step.loras.push_back({&lora, named[2]});
     }
+    check_lora_rows(step, step.token_ids.shape[0]);
     return step;
 }
 

@@ -1,5 +1,7 @@
 #include "octavo/lora_room.h"
 
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <type_traits>
 #include <utility>
@@ -90,6 +92,19 @@ void LoraRoom::put(Lora& lora, std::int64_t place) {
     new_.push_back({place, end - place});
 }
 
+void LoraRoom::drop(const Span& piece) {
+    require(piece.within(bytes()), "bytes", "are not those of adapters");
+    const std::lock_guard<std::mutex> lock(mutex_);
+    new_.erase(std::remove_if(new_.begin(), new_.end(), [&](const Span& each) { return each.first == piece.first; }),
+               new_.end());
+    constexpr std::intptr_t kPage = 4096;
+    const auto first = (reinterpret_cast<std::intptr_t>(at(piece.first)) + kPage - 1) / kPage * kPage;
+    const auto end = reinterpret_cast<std::intptr_t>(at(piece.first + piece.count)) / kPage * kPage;
+    if (first < end) {  // where that cannot be done, as in memory of one process, it stays
+        madvise(reinterpret_cast<void*>(first), static_cast<std::size_t>(end - first), MADV_REMOVE);
+    }
+}
+
 std::vector<Span> LoraRoom::take_new() {
     const std::lock_guard<std::mutex> lock(mutex_);
     return std::exchange(new_, {});
@@ -97,20 +112,28 @@ std::vector<Span> LoraRoom::take_new() {
 
 Lora LoraRoom::read(std::int64_t number, std::int64_t place) const {
     require(place > 0 && place % 64 == 0 && place <= bytes() - table_bytes(0), "loras", "have another place");
-    auto* table = reinterpret_cast<Table*>(at(place));
-    require(table->number == number && table->layers <= (bytes() - place) / table_bytes(1), "loras",
-            "are not where they were put");
+    const auto* table = reinterpret_cast<const Table*>(at(place));
+    require(table->number == number && table->layers >= 0 && table->layers <= (bytes() - place) / table_bytes(1),
+            "loras", "are not where they were put");
     const auto here = [&](Weight weight) {
-        weight.data = at(reinterpret_cast<std::intptr_t>(weight.data));
+        const auto offset = reinterpret_cast<std::intptr_t>(weight.data);
+        const bool plain = weight.format <= Format::kBF16 && weight.rows >= 0 && weight.cols >= 0 &&
+                           weight.stride >= weight.cols && weight.stride < kMostElements;
+        require(plain && offset >= 0 && offset <= bytes() &&
+                    volume({weight.rows, weight.stride, plain_bytes(weight.format)}) <= bytes() - offset,
+                "loras", "lie in other memory");
+        weight.data = at(offset);
         return weight;
     };
     Lora lora{static_cast<float>(table->scale), std::vector<LoraLayer>(static_cast<std::size_t>(table->layers)), number,
               place};
-    const StackTable* from = table->stacks();
+    const auto* from = reinterpret_cast<const StackTable*>(table + 1);
     for (LoraLayer& layer : lora.layers) {
         for (const LoraStackOf stack : kStacks) {
             LoraStack& to = layer.*stack;
             to.a = here(from->a);
+            require(from->num_parts >= 0 && from->num_parts <= static_cast<std::int64_t>(kMostParts), "loras",
+                    "have more parts than a stack may have");
             for (std::int64_t i = 0; i < from->num_parts; ++i) {
                 const LoraPart& part = from->parts[i];
                 to.parts.push_back({here(part.b), part.first, part.low});
@@ -121,12 +144,14 @@ Lora LoraRoom::read(std::int64_t number, std::int64_t place) const {
     return lora;
 }
 
-const Lora& LoraRoom::find(std::int64_t number, std::int64_t place, const OwnRows& own) {
+const Lora& LoraRoom::find(std::int64_t number, std::int64_t place, const OwnRows& own,
+                           const std::function<void(const Lora&)>& check) {
     const auto known = found_.find(number);
     if (known != found_.end()) {
         return known->second;
     }
     Lora lora = read(number, place);
+    check(lora);
     for (LoraLayer& layer : lora.layers) {
         layer.qkv = cut(layer.qkv, own.qkv, 0);
         layer.gate_up = cut(layer.gate_up, own.gate_up, 0);

@@ -79,6 +79,9 @@ bool WantedLogits::take_bytes(const std::vector<char>& bytes) {
             head[3] > left / 4 || head[4] > left / 4) {
             return false;
         }
+        if (head[0] > 0 && head[1] == 0 && head[4] > 0) {  // beside a mask the likeliest of all is always wanted
+            return false;
+        }
         Row row{head[0], head[1], head[2], {}, {}};
         row.named.resize(static_cast<std::size_t>(head[3]));
         row.mask.resize(static_cast<std::size_t>(head[4]));

@@ -22,7 +22,8 @@ from octavo.process.machine import available_bytes
 from octavo.request.errors import InvalidArgument
 
 log = logging.getLogger(__name__)
-GAPS = 2  # times the bytes of adapters: what lies between two of them may be too short for a third
+# Times the bytes of adapters: gaps between them may be too short for another one. What none fills is no memory.
+GAPS = 8
 
 
 def load_group(

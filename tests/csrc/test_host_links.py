@@ -212,6 +212,35 @@ def test_adapters_are_put_where_they_belong_and_nowhere_else(extension: ModuleTy
             assert ROOM.nonzero().flatten().tolist() == ([*range(place, place + 16)] if fits else [])
 
 
+@pytest.mark.parametrize(
+    ("layers", "parts", "offset", "rows"),
+    [
+        (-1, 0, 0, 0),
+        (9, 0, 0, 0),
+        (1, 5, 0, 0),
+        (1, -1, 0, 0),
+        (1, 1, 4090, 2),
+        (1, 1, -8, 1),
+        (1, 1, 0, 1 << 60),
+        (1, 1, 0, -1),
+    ],
+)
+def test_an_adapter_that_no_front_has_put_there_is_none(
+    extension: ModuleType, layers: int, parts: int, offset: int, rows: int
+) -> None:
+    near, far = socket.socketpair()
+    with near, far:
+        decoder = decoder_of(extension, extension.Team(memory_of(extension), 0, 1, 1.0), far.fileno())
+        weight = struct.pack("=8x4q8x", offset, rows, 4, 4)
+        table = struct.pack("=qqd", 7, layers, 1.0) + weight + struct.pack("=q", parts) + weight + bytes(1200)
+        near.sendall(HEAD.pack(ADAPTER, 1, 8 + len(table)) + struct.pack("=q", 64) + table)
+        order = struct.pack("=7q8x", 0, 1, 1, 1, 0, 1, 1)  # a step of a token, with an adapter
+        arrays = bytes(6 * 64 + 64) + struct.pack("=3q", 7, 64, 1) + bytes(40)
+        near.sendall(HEAD.pack(ORDER, 2, len(order) + len(arrays)) + order + arrays)
+        with pytest.raises(ValueError, match=r"^loras?: "):
+            decoder.serve(extension.Kv([]), torch.zeros(2, 3, 8))
+
+
 def test_what_are_no_links_and_no_layers_of_hosts_is_refused_by_name(extension: ModuleType) -> None:
     team = extension.Team(memory_of(extension), 0, 1, 1.0)
     for fds, host, field in (([-1], 0, "fds"), ([5, 6], 0, "fds"), ([-1, 5], 2, "host"), ([-1, 5], -1, "host")):

@@ -1,6 +1,7 @@
 // Memory that all ranks of a host map, in which the front puts adapters: a step names each by its number and place.
 #pragma once
 
+#include <functional>
 #include <map>
 #include <mutex>
 #include <vector>
@@ -18,6 +19,8 @@ class LoraRoom {
 
     // In the front: an adapter whose matrices lie in the memory gets a number, and its table is written to `place`.
     void put(Lora& lora, std::int64_t place);
+    // In the front: these bytes are of no adapter any more. Their memory goes back to the system.
+    void drop(const Span& bytes);
     // In the front: where those lie that were put since the last call.
     std::vector<Span> take_new();
     const TensorRef& memory() const { return memory_; }
@@ -28,8 +31,10 @@ class LoraRoom {
         std::vector<Span> qkv, gate_up;
         Span hidden;
     };
-    // In each rank: what those rows get of an adapter. It stays until the next call of `forget`.
-    const Lora& find(std::int64_t number, std::int64_t place, const OwnRows& own);
+    // In each rank: what those rows get of an adapter. It stays until the next call of `forget`. `check` throws for one
+    // that is none of the model. ArgumentError for what no front has put there.
+    const Lora& find(std::int64_t number, std::int64_t place, const OwnRows& own,
+                     const std::function<void(const Lora&)>& check);
     // Between steps: of adapters that were found, those of long ago.
     void forget();
 

@@ -51,7 +51,9 @@ class AdapterRoom:
     def _take(self, num_bytes: int) -> tuple[int, int]:
         with self._turn:
             while self._left:
-                self._taken.remove(self._left.popleft())
+                first, end = self._left.popleft()
+                self._taken.remove((first, end))
+                self.native.drop(first, end - first)
             ends = [end for _, end in self._taken]
             firsts = [first for first, _ in self._taken[1:]] + [len(self._memory)]
             for index, (end, first) in enumerate(zip(ends, firsts, strict=True)):

@@ -1,5 +1,6 @@
 """Adapters come and go in one memory, and none lies where another one does."""
 
+import os
 from dataclasses import replace
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpu_worker.group.shared_memory import SharedMemory
 from gpu_worker.models.decoders.ranks.adapter_room import AdapterRoom
 from gpu_worker.ops import native
 from gpu_worker.ops.lora import Lora
@@ -57,3 +59,14 @@ def test_what_cannot_be_made_leaves_its_place():
                 room.keep(ROOM - 4096, 1, lambda here, lora=lora: lora)
         else:
             assert room.keep(ROOM - 4096, 1, lambda here, lora=lora: lora) is lora
+
+
+def test_the_memory_of_what_is_dropped_goes_back_to_the_system():
+    with SharedMemory.create("adapters") as memory:
+        room = AdapterRoom(memory.map(1 << 24), native.load())
+        lora, there = kept(room, 1, 20_000)
+        most = os.fstat(memory.descriptor).st_blocks
+        del lora, there
+        lora, there = kept(room, 2, 20)
+        assert os.fstat(memory.descriptor).st_blocks < most / 100
+        del lora, there
