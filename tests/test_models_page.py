@@ -20,6 +20,7 @@ from gpu_worker.models.model_kind import (
     PICTURES,
     RECURRENT,
     SPEECH,
+    TEXT_PARTS,
     THROUGH_TRANSFORMERS,
     refuse_unservable,
 )
@@ -39,6 +40,7 @@ EXPECTED = {
     "gpt": {name for name, decoder in OWN_DECODERS.items() if decoder == "gpt"},
     "transformers": set(THROUGH_TRANSFORMERS),
     "pictures": set(PICTURES),
+    "texts": set(TEXT_PARTS),
     "encoded": set(ENCODED),
     "speech": set(SPEECH),
     "encoders": set(ENCODERS),
@@ -53,7 +55,7 @@ EXPECTED = {
 }
 
 
-SERVED = ("llama", "gpt", "transformers", "encoded", "speech")
+SERVED = ("llama", "gpt", "transformers", "texts", "encoded", "speech")
 BY_CONFIGURATION = ("own attention", "drafting")  # refused, though the code has no such list
 REFUSED = ("encoders", "encoder-decoders", "modalities", "recurrent", *BY_CONFIGURATION)
 NOT_REFUSED_BY_DEFAULT: dict[str, dict[str, Any]] = {  # or not to be made by default

@@ -286,19 +286,19 @@ void GroupHosts::mirror(const TensorRef& arena, const TensorRef& ids) {
     }
 }
 
-void GroupHosts::take_room(const TensorRef& memory) {
+void GroupHosts::keep_adapters(const TensorRef& memory) {
     expect(memory, "memory", {kAny}, DType::kU8);
-    room_ = memory;
+    adapters_ = memory;
 }
 
-bool GroupHosts::tell_room(const Span& bytes) {
-    require(bytes.within(room_.shape[0]), "bytes", "are not those of adapters");
+bool GroupHosts::tell_adapters(const Span& bytes) {
+    require(bytes.within(adapters_.shape[0]), "bytes", "are not those of adapters");
     std::vector<char> said;
     for (std::int64_t first = bytes.first; first < bytes.first + bytes.count; first += kMostTold) {
         const std::int64_t count = std::min(kMostTold, bytes.first + bytes.count - first);
         said.resize(static_cast<std::size_t>(8 + count));
         std::memcpy(said.data(), &first, 8);
-        std::memcpy(said.data() + 8, room_.as<char>() + first, static_cast<std::size_t>(count));
+        std::memcpy(said.data() + 8, adapters_.as<char>() + first, static_cast<std::size_t>(count));
         if (!links_.tell(Frame::kAdapter, said.data(), 8 + count)) {
             return false;
         }
@@ -316,10 +316,10 @@ bool GroupHosts::take_adapter(std::int64_t bytes) {
     }
     Span place{0, bytes - 8};
     std::memcpy(&place.first, said.data(), 8);
-    if (!place.within(room_.shape[0])) {
+    if (!place.within(adapters_.shape[0])) {
         return links_.refuse(0);
     }
-    std::memcpy(room_.as<char>() + place.first, said.data() + 8, static_cast<std::size_t>(place.count));
+    std::memcpy(adapters_.as<char>() + place.first, said.data() + 8, static_cast<std::size_t>(place.count));
     return true;
 }
 

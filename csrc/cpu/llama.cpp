@@ -59,7 +59,7 @@ Llama::Llama(const LlamaSizes& sizes, const Weight& embedding, const Weight& hea
     if (share_.team != nullptr) {
         room_ = std::make_unique<TeamRoom>(*share_.team, sizes_, share_.tokens, share_.plan_bytes);
         if (share_.loras != nullptr && share_.hosts != nullptr) {
-            share_.hosts->take_room(share_.loras->memory());
+            share_.hosts->keep_adapters(share_.loras->memory());
         }
     }
 }

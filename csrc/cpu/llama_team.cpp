@@ -59,7 +59,7 @@ void Llama::order_forward(const LlamaStep& step) const {
     room_->order_forward(order);
     for (const Span& bytes : share_.loras == nullptr ? std::vector<Span>{} : share_.loras->take_new()) {
         if (share_.hosts != nullptr) {
-            share_.hosts->tell_room(bytes);  // if the team is broken by now, so it is after the step
+            share_.hosts->tell_adapters(bytes);  // if the team is broken by now, so it is after the step
         }
     }
 }

@@ -7,6 +7,8 @@ from gpu_worker.models.decoders.config import LlamaConfig, is_llama_like, is_mix
 from gpu_worker.models.decoders.lora_weights import support_of
 from gpu_worker.models.gguf.experts import ExpertGgufSource, has_experts
 from gpu_worker.models.gguf.tensors import architecture, read_config
+from gpu_worker.models.model_kind import TEXT_PARTS
+from gpu_worker.models.text_part import text_config
 from octavo.model_files.gguf import GgufFile
 from octavo.model_files.gguf_parts import first_parts
 from octavo.model_files.gguf_support import runs_through_transformers
@@ -17,6 +19,8 @@ def support_in(path: Path) -> LoraSupport:
     """Of a folder or a GGUF file. Raises BadModel or MalformedGguf."""
     if path.is_dir() and (path / "config.json").exists():
         content = generation_config.read_object(path / "config.json")
+        if content.get("model_type") in TEXT_PARTS:
+            content = text_config(path.name, content, has_head=False)
         runs = is_llama_like(content) or is_mixture(content)
         return support_of(LlamaConfig.from_dict(content)) if runs else NO_LORA
     if path.is_dir():

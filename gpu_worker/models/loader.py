@@ -41,12 +41,20 @@ from gpu_worker.models.gguf.families import read_family
 from gpu_worker.models.gguf.header import GgufHeader
 from gpu_worker.models.gguf.tensors import GgufSource, architecture, read_config
 from gpu_worker.models.load_options import KEPT_SCHEMES, LoadOptions
-from gpu_worker.models.model_kind import PICTURES, SPEECH, THROUGH_TRANSFORMERS, has_encoder, refuse_unservable
+from gpu_worker.models.model_kind import (
+    PICTURES,
+    SPEECH,
+    TEXT_PARTS,
+    THROUGH_TRANSFORMERS,
+    has_encoder,
+    refuse_unservable,
+)
 from gpu_worker.models.packed import cuda_packing
 from gpu_worker.models.packed.packed_cache import PackedCache, content_key
 from gpu_worker.models.packed.packed_weights import A8, SCHEMES, weights_of
 from gpu_worker.models.packed.packing import PACKING
 from gpu_worker.models.pooling_files import read_pooling
+from gpu_worker.models.text_part import HEAD, TextSource, text_config
 from gpu_worker.models.tokenizer_conversion import find_tokenizer
 from gpu_worker.ops import Ops
 from gpu_worker.ops.native import CPU_BITS
@@ -207,14 +215,19 @@ def _gguf_through_transformers(name: str, file: GgufFile, dtype: torch.dtype, ho
 
 def _load_directory(name: str, path: Path, how: LoadOptions) -> LoadedModel:
     content = generation_config.read_object(path / "config.json")
+    text: TextSource | None = None
+    if content.get("model_type") in TEXT_PARTS:
+        log.info("%s reads more than text (%s): its text alone is served", name, content["model_type"])
+        text = TextSource(SafetensorsSource(path))
+        content = text_config(name, content, has_head=f"{HEAD}weight" in text.names())
     refuse_unservable(name, content)
-    files = weight_files(path)
+    files, source = weight_files(path), text or SafetensorsSource(path)
     dtype = how.dtype or (torch.float32 if how.device.type == "cpu" else _stored_dtype(content))
     generation = generation_config.read_generation_config(path)
     defaults = generation_config.sampling_defaults(generation) if how.recommended else generation_config.NONE
     if how.fp8_cache and is_llama_like(content):
-        how = replace(how, kv_scales=read_scales(SafetensorsSource(path)))
-    decoder = _decoder(name, path, content, dtype, how)
+        how = replace(how, kv_scales=read_scales(source))
+    decoder = _decoder(name, path, content, dtype, how, source)
     if how.kv_scales:
         decoder.load_lora = None
         reason = "adapters would have to be scaled for the fp8 cache as its checkpoint says, which is not done"
@@ -239,11 +252,13 @@ def _has_codes(content: Mapping[str, Any]) -> bool:
     return is_mxfp4(content) or (found is not None and has_integers(found))
 
 
-def _decoder(name: str, path: Path, content: Mapping[str, Any], dtype: torch.dtype, how: LoadOptions) -> Decoder:
+def _decoder(
+    name: str, path: Path, content: Mapping[str, Any], dtype: torch.dtype, how: LoadOptions, source: WeightSource
+) -> Decoder:
     """One of our decoders if it computes what the configuration says, else the model's own code."""
     if is_llama_like(content) or is_mixture(content):
         config = LlamaConfig.from_dict(content).limited_to(how.context_tokens)
-        source = open_source(path, content)
+        source = open_source(source, content)
         if how.kv_scales:
             log.info("keys and values of %d layers are scaled for the cache as the checkpoint says", len(how.kv_scales))
             source = KvScaledSource(source, how.kv_scales, config.qkv_rows)
@@ -265,7 +280,7 @@ def _decoder(name: str, path: Path, content: Mapping[str, Any], dtype: torch.dty
             tensors = llama.collect(checkpoint, share.cutting(checkpoint.read_stacked, how.device), config)
         return _op_by_op(config, tensors, how, share, is_cut=True)
     if is_gpt_like(content):
-        return _gpt(path, content, dtype, how)
+        return _gpt(source, content, dtype, how)
     how.native(None)
     if has_encoder(content):
         return _encoder_decoder(path, content, dtype, how)
@@ -279,6 +294,9 @@ def _decoder(name: str, path: Path, content: Mapping[str, Any], dtype: torch.dty
         from gpu_worker.models.through_transformers.picture_decoder import PictureDecoder
 
         return PictureDecoder.load_with_pictures(path, content, dtype, how.ops, how.device)
+    if isinstance(source, TextSource):
+        tensors = {each: source.get(each).to(dtype) for each in sorted(source.names())}
+        return TransformersDecoder.of_tensors(name, content, tensors, dtype, how.ops, how.device)
     return TransformersDecoder.load(path, dtype, how.ops, how.device)
 
 
@@ -297,12 +315,12 @@ def _op_by_op(
     return llama.LlamaDecoder(config, own, how.ops, how.device, share.team(how.device))
 
 
-def _gpt(path: Path, content: Mapping[str, Any], dtype: torch.dtype, how: LoadOptions) -> Decoder:
+def _gpt(source: WeightSource, content: Mapping[str, Any], dtype: torch.dtype, how: LoadOptions) -> Decoder:
     how.refuse_packed()
     sizes = read_gpt_config(content)
     share = None if how.place is None else GptShare.of(sizes, how.place)  # before the tensors are read
     on_device = gpt_team(sizes, how.place) if how.place is not None and how.place.has_device else None
-    tensors = gpt_weights.prepare(SafetensorsSource(path), sizes, dtype, how.progress)
+    tensors = gpt_weights.prepare(source, sizes, dtype, how.progress)
     if how.place is None or share is None:
         return gpt.GptDecoder(sizes, tensors, how.ops, how.device)
     if on_device is not None:

@@ -29,17 +29,19 @@ CONDITIONAL_CLASSES = ("ForConditionalGeneration", "MTModel")  # ends of class n
 
 # Models that take or give images or sound beside text.
 MODALITIES = (
-    *("dots3_note", "emu3", "gemma3", "gemma3n", "gemma4", "gemma4_unified", "git", "got_ocr2", "llama4", "mllama"),
-    *("moss_transcribe_diarize", "musicgen", "musicgen_melody", "qwen3_5", "qwen3_5_moe", "qwen4_exp"),
+    *("dots3_note", "emu3", "gemma4", "gemma4_unified", "git", "got_ocr2", "llama4", "mllama"),
+    *("moss_transcribe_diarize", "musicgen", "musicgen_melody", "qwen4_exp"),
+)
+
+# Those whose text alone is served (`text_part`): nothing in it depends on what else they read.
+TEXT_PARTS = (
+    *("exaone4_5", "gemma3", "gemma3n", "hyperclovax_vision_v2", "idefics2", "idefics3", "internvl", "lfm2_vl"),
+    *("lfm3_vl", "llava", "llava_next", "llava_onevision", "minicpmv4_6", "minicpmv4_7", "mistral3", "ovis2"),
+    *("qwen3_5", "qwen3_5_moe", "smolvlm", "vipllava"),
 )
 
 # Those of them whose pictures are read: gpu_worker/models/through_transformers/picture_decoder.py.
 PICTURES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
-
-# Why those of another one are not, where its pictures are the obstacle.
-UNREADABLE_PICTURES = {
-    "gemma3": "the tokens of a picture see those after them, too, and paged attention only looks back",
-}
 
 PARTS = ("text_config", "vision_config", "audio_config", "audio_encoder_config")  # of configurations of such models
 
@@ -182,7 +184,7 @@ def _text_alone(kind: str, config: Mapping[str, Any]) -> str:
     part = (config.get("text_config") or {}).get("model_type")
     served = part in OWN_DECODERS or part in THROUGH_TRANSFORMERS
     remedy = f": use a checkpoint of its text part alone, of model_type {part}" if served else ""
-    obstacle = UNREADABLE_PICTURES.get(kind, f"octavo reads pictures of {', '.join(PICTURES)} alone, and no sound")
+    obstacle = f"octavo reads pictures of {', '.join(PICTURES)} alone, and no sound beside text"
     return f"{kind} is made for images or sound beside text, and {obstacle}{remedy}"
 
 

@@ -25,7 +25,8 @@ CONFIG, WEIGHTS, PICKLE = "adapter_config.json", "adapter_model.safetensors", "a
 MAX_HEADER = 64 << 20
 MAX_BYTES = 2 << 30  # of a file's numbers, where nobody says less
 _TENSOR = re.compile(
-    r"base_model\.model\.((?:model\.)?layers\.(\d{1,4})\.(?:self_attn|mlp)\.(\w+))\.lora_([AB])\.weight"
+    r"base_model\.model\.(?:(?:model\.)?language_model\.)?"
+    r"((?:model\.)?layers\.(\d{1,4})\.(?:self_attn|mlp)\.(\w+))\.lora_([AB])\.weight"
 )
 _DAMAGE = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError)  # what odd files lead to
 

@@ -21,6 +21,7 @@ T = TypeVar("T")
 FIELD = "chat.messages"
 _CHAT_VARIABLES = ("messages", "tools", "documents", "add_generation_prompt")
 Message = tuple[str, str]  # role, content
+_PROBE = "octavo"  # a content
 _ROLE = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 MAX_SOURCE = 1 << 20  # characters of a template
 _CODES = (*range(0xFDD0, 0xFDF0), *((plane << 16) + low for plane in range(1, 17) for low in (0xFFFE, 0xFFFF)))
@@ -46,6 +47,16 @@ class ChatTemplate:
         self._forms = CallForms.of_template(source, takes_tools=takes_tools)
         self.takes_tools = takes_tools or self._forms.tools_in_messages
         self.takes_tool_calls = "tool_calls" in source
+        self._takes_parts = "type" in source and not self._shows(_PROBE) and self._shows(_parts_of(_PROBE))
+
+    def _shows(self, content: object) -> bool:
+        """Whether the text of a chat has the content of its message."""
+        turn = {"role": "user", "content": content}
+        values = {"messages": [turn], "tools": None, "documents": None, "add_generation_prompt": True}
+        try:
+            return _PROBE in RENDERERS.render(self._template, values)
+        except (TemplateFault, RecursionError):
+            return False
 
     def render(
         self,
@@ -59,7 +70,8 @@ class ChatTemplate:
         """The conversation as the model was trained to see it. Raises InvalidArgument if the template refuses it.
 
         `details` has the further fields of each message, or nothing. Where the template has no place for tools or
-        their calls, messages say them. `variables` are a caller's own, such as enable_thinking.
+        their calls, messages say them. `variables` are a caller's own, such as enable_thinking. A template that shows
+        lists of parts alone, as those of models with pictures may, gets each text as one.
         With `continue_final_message`, the text ends with the last message's content, for the model to go on with it.
         """
         if mentions_tools(messages, tools, details):
@@ -73,6 +85,9 @@ class ChatTemplate:
                 place = f"{FIELD}[{i}].tool_calls"
                 raise InvalidArgument(place, "this model's chat template has no place for them; leave them out")
             turn.update(more)
+        if self._takes_parts:
+            for turn in turns:
+                turn["content"] = _parts_of(turn["content"]) if isinstance(turn["content"], str) else turn["content"]
         values = {
             **variables,
             "messages": turns,
@@ -95,6 +110,10 @@ class ChatTemplate:
         for name in variables:
             if name in _CHAT_VARIABLES or name in self._template.variables:
                 raise InvalidArgument("chat_template_kwargs", f"{name} is not the caller's to set; leave it out")
+
+
+def _parts_of(content: str) -> list[dict[str, str]]:
+    return [{"type": "text", "text": content}]
 
 
 def cut_after(text: str, content: str) -> str:

@@ -45,9 +45,9 @@ class GroupHosts {
     void mirror(const TensorRef& arena, const TensorRef& ids);
 
     // Memory of the ranks of this host, u8 [bytes], in which adapters lie as at the front. Without it none run.
-    void take_room(const TensorRef& memory);
+    void keep_adapters(const TensorRef& memory);
     // In the front, before an order: some bytes of that memory, to all others.
-    bool tell_room(const Span& bytes);
+    bool tell_adapters(const Span& bytes);
 
     bool exchange(std::initializer_list<Columns> columns);
     // The front gets of others what it wanted with the last order; those change what they have.
@@ -92,7 +92,7 @@ class GroupHosts {
     std::vector<Span> kv_heads_, layers_;
     Span peers_;
     WantedLogits wanted_;
-    TensorRef room_;  // of adapters
+    TensorRef adapters_;  // the memory in which they lie
 };
 
 }  // namespace octavo

@@ -4,14 +4,13 @@ octavo.model_files.quantization says which of them are read.
 """
 
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 from gpu_worker.models.checkpoint.code_layouts import AwqLayout, CodeLayout, CompressedLayout, GptqLayout
 from gpu_worker.models.checkpoint.code_source import CodeSource
 from gpu_worker.models.checkpoint.fp8_source import open_fp8
 from gpu_worker.models.checkpoint.gpt_oss_source import GptOssSource
-from gpu_worker.models.checkpoint.weights import SafetensorsSource, WeightSource
+from gpu_worker.models.checkpoint.weights import WeightSource
 from octavo.model_files.quantization import has_integers
 
 LAYOUTS: Mapping[str, Callable[[Mapping[str, Any]], CodeLayout]] = {
@@ -21,9 +20,8 @@ LAYOUTS: Mapping[str, Callable[[Mapping[str, Any]], CodeLayout]] = {
 }
 
 
-def open_source(directory: Path, config: Mapping[str, Any]) -> WeightSource:
-    """The tensors of a directory by their usual names. `config` is its config.json, which has no obstacle."""
-    source = SafetensorsSource(directory)
+def open_source(source: WeightSource, config: Mapping[str, Any]) -> WeightSource:
+    """The tensors of a directory's files by their usual names. `config` is its config.json, which has no obstacle."""
     quantization = config.get("quantization_config")
     if config.get("model_type") == "gpt_oss":
         return GptOssSource(source, int(config.get("num_local_experts") or 0))

@@ -197,7 +197,7 @@ class TransformersDecoder(Decoder):
         dtype: torch.dtype,
         ops: Ops,
         device: torch.device,
-        rope_factors: Tensor | None,
+        rope_factors: Tensor | None = None,
     ) -> "TransformersDecoder":
         """Makes the model of a configuration and of all its tensors in `dtype`, whose memory it uses, and verifies.
 

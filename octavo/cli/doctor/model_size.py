@@ -156,6 +156,7 @@ def _of_folder(path: Path) -> ModelSize | None:
         ggufs = first_parts(sorted(path.glob("*.gguf")))
         return _of_file(ggufs[0]) if len(ggufs) == 1 else None
     config = json.loads((path / "config.json").read_bytes())
+    config |= config.get("text_config") or {}  # of a model that reads more than text
     heads = int(config["num_attention_heads"])
     width = int(config.get("head_dim") or config["hidden_size"] // heads)
     kv_heads = int(config.get("num_key_value_heads") or heads)

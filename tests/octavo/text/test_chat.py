@@ -150,3 +150,21 @@ def test_no_special_token_is_left_in_tools():
     assert guard.disarm_all((["hi"], [TOOL])) == (["hi"], [TOOL])
     with pytest.raises(InvalidArgument):
         guard.disarm_all((["<|end|>"], [{"description": next(iter(guard.stand_ins.values()))}]))
+
+
+PARTS_ALONE = (
+    "{% for m in messages %}{{ m['role'] }}:{% for line in m['content'] %}"
+    "{% if line['type'] == 'text' %}{{ line['text'] }}{% else %}<image>{% endif %}{% endfor %}|{% endfor %}"
+)
+EITHER = "{% for m in messages %}{{ m['content'] if m['content'] is string else 'type' }}{% endfor %}"
+
+
+@pytest.mark.parametrize(("source", "shown"), [(PARTS_ALONE, "user:one|assistant:two|"), (EITHER, "onetwo")])
+def test_a_template_that_shows_parts_alone_gets_each_text_as_a_part(source, shown):
+    """Those of SmolVLM and LLaVA show nothing of a plain text."""
+    template = ChatTemplate(source, {})
+    assert template.render([("user", "one"), ("assistant", "two")], add_generation_prompt=False) == shown
+    details = [{"content": [{"type": "image"}, {"type": "text", "text": "seen"}]}, {}]
+    if source == PARTS_ALONE:
+        told = template.render([("user", ""), ("assistant", "two")], add_generation_prompt=False, details=details)
+        assert told == "user:<image>seen|assistant:two|"

@@ -16,7 +16,7 @@ from gguf_models import write_values
 from safetensors.torch import load_file, save_file
 
 from gpu_worker.models.checkpoint.quantized import open_source
-from gpu_worker.models.checkpoint.weights import FLOATS, BlockSource
+from gpu_worker.models.checkpoint.weights import FLOATS, BlockSource, SafetensorsSource
 from octavo.request.errors import BadModel
 
 PROMPT = [(7 * i + 3) % 128 for i in range(50)]
@@ -33,7 +33,7 @@ MATRIX = "model.layers.1.mlp.down_proj.weight"
 
 
 def opened(directory: Path) -> BlockSource:
-    source = open_source(directory, json.loads((directory / "config.json").read_text()))
+    source = open_source(SafetensorsSource(directory), json.loads((directory / "config.json").read_text()))
     assert isinstance(source, BlockSource)
     return source
 

@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpu_worker.models.checkpoint.quantized import open_source
+from gpu_worker.models.checkpoint.weights import SafetensorsSource
 from gpu_worker.models.decoders.config import LlamaConfig
 from gpu_worker.models.decoders.native_llama import LlamaPacking
 from gpu_worker.models.gguf.tensors import GgufSource, read_config
@@ -50,7 +51,7 @@ def packing_of(path: Path, scheme: str = "q4", dtype: torch.dtype = torch.float3
         config, source = LlamaConfig.from_dict(read_config(file)), GgufSource(file)
     else:
         content = read_json(path / "config.json")
-        config, source = LlamaConfig.from_dict(content), open_source(path, content)
+        config, source = LlamaConfig.from_dict(content), open_source(SafetensorsSource(path), content)
     return LlamaPacking(source, config, dtype, scheme, EXTENSION, lambda done, total: None)
 
 

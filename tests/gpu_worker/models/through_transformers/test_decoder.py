@@ -1,10 +1,8 @@
 """Decoders through Transformers: types beyond those of test_architectures.py, and what `verify` cannot see."""
 
 import pytest
-import torch
 import transformers
-from differences import difference
-from transformers_types import MIXED, MIXTURES, SMALL, TOWER, TYPES, WIDE
+from transformers_types import MIXTURES, SMALL, TYPES, WIDE
 
 from gpu_worker.models import model_kind
 from gpu_worker.models.model_kind import THROUGH_TRANSFORMERS
@@ -70,26 +68,6 @@ def test_a_type_that_nobody_has_looked_at_is_refused_by_what_its_code_does(
     monkeypatch.setattr(model_kind, "OWN_ATTENTION", {})
     with pytest.raises(BadModel, match=reason):
         load(tiny(f"{kind}-unknown", kind, fields).directory)
-
-
-def test_the_text_part_of_a_model_with_images_saved_alone_gives_the_logits_of_the_whole(load, tmp_path, all_logits):
-    """As docs/models.md says to save it."""
-    vision = {**TOWER, "model_type": "siglip_vision_model", "num_hidden_layers": 1, "image_size": 32, "patch_size": 16}
-    torch.manual_seed(0)
-    config = transformers.Gemma3Config(text_config={**WIDE, **MIXED}, vision_config=vision)
-    whole = transformers.AutoModelForImageTextToText.from_config(config).eval()
-    whole.save_pretrained(tmp_path / "whole")
-    with pytest.raises(BadModel, match="use a checkpoint of its text part alone, of model_type gemma3_text"):
-        load(tmp_path / "whole")
-    alone = transformers.AutoModelForCausalLM.from_config(whole.config.get_text_config())
-    alone.model, alone.lm_head = whole.model.language_model, whole.lm_head
-    alone.save_pretrained(tmp_path / "alone")
-    tokens = [(7 * i + 3) % 128 for i in range(50)]
-    with torch.inference_mode():
-        ids = torch.tensor([tokens])
-        expected = whole(input_ids=ids, token_type_ids=torch.zeros_like(ids)).logits[0]
-    logits = all_logits(load(tmp_path / "alone"), tokens)
-    assert difference(logits, expected) < 1e-4
 
 
 def test_settings_that_transformers_refuses_are_not_left_out(altered, load):
