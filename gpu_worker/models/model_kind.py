@@ -29,15 +29,15 @@ CONDITIONAL_CLASSES = ("ForConditionalGeneration", "MTModel")  # ends of class n
 
 # Models that take or give images or sound beside text.
 MODALITIES = (
-    *("dots3_note", "emu3", "gemma4", "gemma4_unified", "git", "got_ocr2", "llama4", "mllama"),
+    *("dots3_note", "emu3", "git", "got_ocr2", "llama4", "mllama"),
     *("moss_transcribe_diarize", "musicgen", "musicgen_melody", "qwen4_exp"),
 )
 
 # Those whose text alone is served (`text_part`): nothing in it depends on what else they read.
 TEXT_PARTS = (
-    *("exaone4_5", "gemma3", "gemma3n", "hyperclovax_vision_v2", "idefics2", "idefics3", "internvl", "lfm2_vl"),
-    *("lfm3_vl", "llava", "llava_next", "llava_onevision", "minicpmv4_6", "minicpmv4_7", "mistral3", "ovis2"),
-    *("qwen3_5", "qwen3_5_moe", "smolvlm", "vipllava"),
+    *("exaone4_5", "gemma3", "gemma3n", "gemma4", "gemma4_unified", "hyperclovax_vision_v2", "idefics2", "idefics3"),
+    *("internvl", "lfm2_vl", "lfm3_vl", "llava", "llava_next", "llava_onevision", "minicpmv4_6", "minicpmv4_7"),
+    *("mistral3", "ovis2", "qwen3_5", "qwen3_5_moe", "smolvlm", "vipllava"),
 )
 
 # Those of them whose pictures are read: gpu_worker/models/through_transformers/picture_decoder.py.
@@ -128,8 +128,6 @@ def _reason(config: Mapping[str, Any]) -> str:
         return f"{kind} keeps a recurrent state between tokens ({recurrent}), which blocks do not hold"
     if choosing := _layers_of(config, CHOOSING_LAYERS):
         return f"{kind} has layers of kind {choosing}, whose choice of keys paged attention does not make"
-    if shapes := _head_shapes(config):
-        return f"{kind} has keys of several shapes ({shapes}), and blocks have one for all layers"
     if config.get("quantization_config") is None:
         return ""
     is_read = is_llama_like(config) or is_mixture(config)
@@ -168,18 +166,6 @@ def _layers_of(config: Mapping[str, Any], kinds: Sequence[str]) -> str:
     return ", ".join(sorted(_kinds_of_layers(config) & set(kinds)))
 
 
-def _head_shapes(config: Mapping[str, Any]) -> str:
-    """The setting by which keys of some layers have another shape; empty if all have the same."""
-    layers = config.get("per_layer_config")
-    others = list(layers.values()) if isinstance(layers, Mapping) else []
-    for name in ("head_dim", "num_key_value_heads"):
-        found = [config.get(name), config.get(f"global_{name}"), *(each[name] for each in others if name in each)]
-        sizes = sorted({int(size) for size in found if size})
-        if len(sizes) > 1:
-            return f"{name} {' and '.join(map(str, sizes))}"
-    return ""
-
-
 def _text_alone(kind: str, config: Mapping[str, Any]) -> str:
     part = (config.get("text_config") or {}).get("model_type")
     served = part in OWN_DECODERS or part in THROUGH_TRANSFORMERS
@@ -202,6 +188,7 @@ THROUGH_TRANSFORMERS = (
     *("afmoe", "apertus", "arcee", "aria_text", "axk1", "beam", "biogpt", "bitnet", "cohere", "cohere2"),
     *("cohere2_moe", "cohere_compass_text", "ctrl", "cwm", "dbrx", "deepseek_v2", "deepseek_v3", "ernie4_5"),
     *("ernie4_5_moe", "exaone4", "flex_olmo", "flint", "fuyu", "gemma", "gemma2", "gemma3_text", "gemma3n_text"),
+    *("gemma4_text", "gemma4_unified_text"),
     *("glm", "glm4", "glm4_moe_lite", "gpt_bigcode", "gpt_neox", "granite", "granite_swa", "granitemoe"),
     *("granitemoe_swa", "granitemoeshared", "helium", "hunyuan_v1_dense", "hunyuan_v1_moe", "hyperclovax", "jais2"),
     *("jetmoe", "kolibri1", "laguna", "longcat_flash", "mellum", "minicpm3", "ministral", "ministral3"),

@@ -39,6 +39,15 @@ def width(dtype: torch.dtype, head_dim: int) -> int:
     return head_dim + SCALE_BYTES if dtype == torch.int8 else head_dim
 
 
+def paged_as(layer: Tensor, num_kv_heads: int, head_dim: int) -> Tensor:
+    """A layer of an arena as one of heads of another shape, which lie in the first bytes of each block."""
+    wide, block_size = width(layer.dtype, head_dim), layer.shape[3]
+    if layer.shape[1] == num_kv_heads and layer.shape[4] == wide:
+        return layer
+    numbers = num_kv_heads * 2 * block_size * wide
+    return layer.flatten(1)[:, :numbers].unflatten(1, (num_kv_heads, 2, block_size, wide))
+
+
 def raw(stored: Tensor) -> Tensor:
     """The same memory as a type that torch can index. Numbers of 8 bits become bytes."""
     return stored.view(torch.uint8) if stored.dtype.itemsize == 1 else stored

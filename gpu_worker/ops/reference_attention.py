@@ -105,8 +105,12 @@ def _pages(blocks: Tensor, kv: Tensor) -> Tensor:
 def _gather(kv: Tensor, pages: Tensor, group: _SequenceGroup, queries: Tensor) -> Tensor:
     """Keys (or values) [num_sequences, num_kv_heads, num_keys, head_dim] of a group, as numbers like the queries."""
     num_kv_heads, head_dim = kv.shape[1], queries.shape[-1]
-    of_one_head = kv_format.raw(kv).view(-1, *kv.shape[3:])  # [num_blocks * num_kv_heads * 2, block_size, width]
-    stored = of_one_head.index_select(0, pages).view(kv.dtype)
+    if kv.is_contiguous():
+        of_one_head = kv_format.raw(kv).view(-1, *kv.shape[3:])  # [num_blocks * num_kv_heads * 2, block_size, width]
+        stored = of_one_head.index_select(0, pages).view(kv.dtype)
+    else:  # blocks have more room than these pages
+        of_block = kv_format.raw(kv).flatten(1, 2)
+        stored = of_block[pages // of_block.shape[1], pages % of_block.shape[1]].view(kv.dtype)
     dense = kv_format.decode(stored, head_dim, queries.dtype).view(group.num_sequences, num_kv_heads, -1, head_dim)
     if group.stale is not None:  # garbage must not reach the sum: 0 * NaN is NaN
         sequence, key = group.stale

@@ -26,6 +26,7 @@ ROUTED_EXPERTS = {
 }
 BIG_CODE = {"vocab_size": 128, "n_positions": 128, "n_embd": 32, "n_layer": 3, "n_head": 4}
 MIXED = {**WINDOWED, "layer_types": ["sliding_attention", "full_attention"] * 2}
+GEMMA4 = {**WIDE, **MIXED, "per_layer_config": {"1": {"head_dim": 32}, "3": {"head_dim": 32}}}
 DEFAULT_ROPE = {"rope_type": "default", "rope_theta": 1e4}
 SCALES = {"attention_multiplier": 0.2, "residual_multiplier": 0.5, "embedding_multiplier": 2.0, "logits_scaling": 2.0}
 TOWER = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4}
@@ -168,6 +169,24 @@ TYPES: dict[str, tuple[str, dict]] = {
         | {"hidden_size_per_layer_input": 8, "activation_sparsity_pattern": [0.95, 0.5, 0.0, 0.0]}
         | {"num_kv_shared_layers": 2},
     ),
+    "gemma4_text": ("Gemma4Text", {**GEMMA4, "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 128}),
+    "gemma4-few": (
+        "Gemma4Text",
+        {**GEMMA4, "per_layer_config": {each: {"head_dim": 24, "num_key_value_heads": 1} for each in ("1", "3")}}
+        | {"attention_k_eq_v": True, "tie_word_embeddings": False}
+        | {"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0},
+    ),
+    "gemma4-shared": (
+        "Gemma4Text",
+        {**GEMMA4, "num_kv_shared_layers": 2, "use_double_wide_mlp": True, "final_logit_softcapping": 3.0}
+        | {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 128},
+    ),
+    "gemma4-experts": (
+        "Gemma4Text",
+        {**GEMMA4, "enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 32}
+        | {"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0},
+    ),
+    "gemma4_unified_text": ("Gemma4UnifiedText", GEMMA4),
     "glm": ("Glm", WIDE),
     "glm4": ("Glm4", WIDE),
     "glm4_moe_lite": ("Glm4MoeLite", {**LATENT, **ROUTED_EXPERTS}),

@@ -8,7 +8,7 @@ with those of the model's own attention.
 
 import inspect
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -34,9 +34,9 @@ from gpu_worker.models.through_transformers.latent import compressed, layer_of
 from gpu_worker.models.through_transformers.recurrence import Recurrences, keeping, replace_recurrences
 from gpu_worker.models.through_transformers.states import StepStates
 from gpu_worker.ops import AttentionOptions, Ops, TokenBatch, make_batch
-from gpu_worker.ops.kv_format import KvShape
+from gpu_worker.ops.kv_format import SCALE_BYTES, KvShape, paged_as
 from gpu_worker.ops.state_format import NO_STATE, BlockStates, StateShape
-from octavo.request.errors import BadModel
+from octavo.request.errors import BadModel, InvalidArgument
 
 log = logging.getLogger(__name__)
 
@@ -112,7 +112,7 @@ def _attend(
         if step.window and not 0 < (sliding_window or 0) <= step.window:
             raise BadModel(f"layer {layer} looks back {sliding_window or 'to the start'}, not {step.window} as it did")
         step.options[kind] = AttentionOptions(scale, sliding_window or 0, softcap or 0.0, sinks=s_aux)
-    pages = step.kv[step.places[layer]]
+    pages = paged_as(step.kv[step.places[layer]], keys.shape[1], keys.shape[2])
     step.ops.cache_write(pages, keys, values, step.batch)
     attended = step.ops.paged_attention(queries.contiguous(), pages, step.batch, step.options[kind])
     return (attended if latent is None else latent.values(attended)).unsqueeze(0), None
@@ -340,10 +340,26 @@ class TransformersDecoder(Decoder):
             )
         if found != list(range(num_layers)) and not self.state.parts:
             raise BadModel(f"{self.name}: {len(step.shapes)} of {num_layers} layers use the attention interface")
-        if len(set(step.shapes.values())) > 1:
-            raise BadModel(f"{self.name}: layers have keys of different shapes: {sorted(set(step.shapes.values()))}")
+        shapes = set(step.shapes.values())
+        if len(shapes) > 1 and self._device.type != "cpu":
+            reason = "they have been run on CPUs alone so far: say cpu"
+            raise InvalidArgument("device", f"{self.name}: its layers have keys of several shapes, and {reason}")
         self._places.update((layer, place) for place, layer in enumerate(found))
         check_windows(self.name, config, step.windows, step.masked)
         if not self.state.parts:  # a state lies in the block of the last token: all blocks are kept with it
             self.window = common_window(step.windows.values())
-        return len(found), *(step.shapes[found[0]] if found else NO_KEYS)
+        return len(found), *(_roomy(self.name, shapes) if found else NO_KEYS)
+
+
+def _roomy(name: str, shapes: Collection[tuple[int, int]]) -> tuple[int, int]:
+    """The one of some layers' heads and dimensions whose pages have room for the others, also with scales in int8."""
+
+    def room(shape: tuple[int, int]) -> tuple[int, int]:
+        return shape[0] * shape[1], shape[0] * (shape[1] + SCALE_BYTES)
+
+    for shape in shapes:
+        if all(own >= other for each in shapes for own, other in zip(room(shape), room(each), strict=True)):
+            return shape
+    raise BadModel(
+        f"{name}: layers have keys of shapes {sorted(shapes)}, and the pages of none have room for the others"
+    )

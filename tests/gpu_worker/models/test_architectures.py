@@ -20,7 +20,9 @@ GPTS = (
     *("gpt2", "gpt2-scaled-by-layer", "gpt2-relu", "gptj", "codegen", "gpt-neo", "bloom", "bloom-normed-residual"),
     *("falcon-7b", "falcon-40b", "falcon-11b", "falcon-rw", "falcon-sequential", "mpt", "mpt-clipped"),
 )
-THROUGH_TRANSFORMERS = ("opt", "gemma2", "gemma3", "gpt-neox", "phi", "deepseek_v2", "qwen3_5_text", "bamba")
+THROUGH_TRANSFORMERS = (
+    *("opt", "gemma2", "gemma3", "gemma4_text", "gpt-neox", "phi", "deepseek_v2", "qwen3_5_text", "bamba"),
+)
 OURS = {
     **dict.fromkeys(LLAMAS, "llama"),
     **dict.fromkeys(GPTS, "gpt"),

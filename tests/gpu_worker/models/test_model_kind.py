@@ -29,8 +29,6 @@ REFUSED = [
     ("of-nobody", "XForConditionalGeneration", {}, "XForConditionalGeneration predicts no next token"),
     ("hrm_text", "HrmTextForCausalLM", {}, "its layers run several times for a token"),
     ("any", "AnyForCausalLM", {"layer_types": ["minimax_m3_sparse"]}, "layers of kind minimax_m3_sparse, whose choice"),
-    ("any", "AnyForCausalLM", {"head_dim": 256, "global_head_dim": 512}, r"several shapes \(head_dim 256 and 512\)"),
-    ("any", "XForCausalLM", {"head_dim": 8, "per_layer_config": {"1": {"head_dim": 9}}}, r"\(head_dim 8 and 9\)"),
     ("deepseek_v32", "XForCausalLM", {"index_topk": 2048}, r"chooses the keys that a query sees \(index_topk 2048\)"),
     ("rwkv", "RwkvForCausalLM", {}, "rwkv keeps a recurrent state"),
     ("any", "AnyForCausalLM", {"layer_types": ["full_attention", "mamba"]}, r"tokens \(layers of kind mamba"),

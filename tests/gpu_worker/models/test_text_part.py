@@ -1,6 +1,7 @@
 """Models that read more than text, of which the text is served: with random weights, and all names that files have."""
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ import transformers
 from differences import difference
 from safetensors.torch import load_file, save_file
 from transformers import CONFIG_MAPPING
+from transformers_types import GEMMA4
 
 from gpu_worker.models.model_kind import TEXT_PARTS
 from octavo.request.errors import BadModel
@@ -38,6 +40,7 @@ SIZES = {
     "bos_token_id": 1,
     "eos_token_id": 1,
 }
+TEXTS = {"gemma4": ("Gemma4Text", GEMMA4), "gemma4_unified": ("Gemma4UnifiedText", GEMMA4)}  # by their own sizes
 UNBUILT = {"gemma3n"}  # Transformers makes its tower with a package that is not here
 OFTEN = {"gemma3", "qwen3_5", "mistral3", "smolvlm"}  # the others in test-long
 
@@ -45,8 +48,13 @@ OFTEN = {"gemma3", "qwen3_5", "mistral3", "smolvlm"}  # the others in test-long
 def configuration(kind):
     """That of Transformers with small sizes, and layers of all kinds that the last two have."""
     whole = CONFIG_MAPPING[kind]()
+    if kind in TEXTS:
+        name, fields = TEXTS[kind]
+        whole.text_config = getattr(transformers, f"{name}Config")(**{**fields, "pad_token_id": 1})
     for name in whole.sub_configs:
         part = getattr(whole, name)
+        if part is None or (kind in TEXTS and name == "text_config"):
+            continue
         for key, value in SIZES.items():
             if isinstance(getattr(part, key, None), int):
                 setattr(part, key, value)
@@ -81,6 +89,16 @@ def test_the_text_has_the_logits_of_the_whole(whole, load, all_logits):
     with torch.inference_mode():
         expected = model(input_ids=torch.tensor([tokens])).logits[0]
     assert difference(all_logits(load(directory), tokens), expected) < 1e-4
+
+
+def test_the_text_of_gemma3n_has_the_logits_of_its_text_alone(tiny, load, tmp_path, all_logits):
+    alone = tiny("gemma3n_text").directory
+    shutil.copytree(alone, tmp_path / "whole")
+    rename(tmp_path / "whole", lambda name: name.replace("model.", "model.language_model.", 1))
+    text = json.loads((alone / "config.json").read_text())
+    config = {"model_type": "gemma3n", "architectures": ["Gemma3nForConditionalGeneration"], "text_config": text}
+    (tmp_path / "whole" / "config.json").write_text(json.dumps(config))
+    assert torch.equal(all_logits(load(tmp_path / "whole"), [5, 9, 20]), all_logits(load(alone), [5, 9, 20]))
 
 
 @pytest.mark.parametrize("whole", ["mistral3"], indirect=True)

@@ -126,3 +126,22 @@ def test_a_broken_key_stays_broken():
             assert type(NATIVE) is ReferenceOps or result[0, 1].isnan().all(), (kind, ops.name)
             assert ops.silu_and_mul(torch.empty(0, 32)).shape == (0, 16), "of no rows there are no results"
             assert ops.linear(torch.empty(0, 32), torch.ones(8, 32)).shape == (0, 8)
+
+
+@kinds
+@settings(max_examples=10, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1))
+def test_pages_of_fewer_wider_heads_lie_in_the_same_blocks(kind, seed):
+    """Layers whose keys have other shapes share an arena; what is written as one is read as that, by all ops alike."""
+    torch.manual_seed(seed)
+    ours, theirs = arena(kind, NATIVE), arena(kind, REFERENCE)
+    batch = step([9, 1], [9, 1], [[3, 0], [7, 8]])
+    keys, values, queries = torch.randn(3, batch.num_tokens, 1, 40).bfloat16().float()
+    results = []
+    for ops, each in ((NATIVE, ours), (REFERENCE, theirs)):
+        pages = kv_format.paged_as(each.layers[1], 1, 40)
+        ops.cache_write(pages, keys, values, batch)
+        results.append(ops.paged_attention(queries.contiguous(), pages, batch, AttentionOptions(scale=0.2)))
+    assert torch.equal(kv_format.raw(ours.layers[1]).nan_to_num(), kv_format.raw(theirs.layers[1]).nan_to_num())
+    rounding = 2**-8 * float(values.abs().max()) if kind not in ("float32", "float16") else 0
+    torch.testing.assert_close(*results, rtol=1e-4, atol=1e-4 + rounding)
