@@ -6,6 +6,7 @@ import shutil
 import pytest
 import torch
 import transformers
+from code_checkpoints import FORMS, write_codes
 from differences import difference
 from safetensors.torch import load_file, save_file
 from transformers import CONFIG_MAPPING
@@ -99,6 +100,19 @@ def test_the_text_of_gemma3n_has_the_logits_of_its_text_alone(tiny, load, tmp_pa
     config = {"model_type": "gemma3n", "architectures": ["Gemma3nForConditionalGeneration"], "text_config": text}
     (tmp_path / "whole" / "config.json").write_text(json.dumps(config))
     assert torch.equal(all_logits(load(tmp_path / "whole"), [5, 9, 20]), all_logits(load(alone), [5, 9, 20]))
+
+
+@pytest.mark.parametrize("form", ["awq", "packed"])
+def test_the_text_of_a_checkpoint_in_codes_stays_in_them(form, tiny, load, tmp_path, all_logits):
+    write_codes(tiny("llama-wide").directory, tmp_path / "alone", FORMS[form])
+    shutil.copytree(tmp_path / "alone", tmp_path / "whole")
+    rename(tmp_path / "whole", lambda name: f"language_model.{name}")
+    text = json.loads((tmp_path / "alone" / "config.json").read_text())
+    config = {"model_type": "llava", "quantization_config": text.pop("quantization_config"), "text_config": text}
+    (tmp_path / "whole" / "config.json").write_text(json.dumps(config))
+    alone, whole = load(tmp_path / "alone"), load(tmp_path / "whole")
+    assert whole._decoder.name == alone._decoder.name, "the formats of its matrices"
+    assert torch.equal(all_logits(whole, [5, 9, 20]), all_logits(alone, [5, 9, 20]))
 
 
 @pytest.mark.parametrize("whole", ["mistral3"], indirect=True)
