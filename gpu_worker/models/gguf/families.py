@@ -33,10 +33,7 @@ STARCODER2_WINDOW = 4096  # of all StarCoder 2 that were published, and of none 
 def read_family(header: GgufHeader) -> Family:
     """BadModel if the file has a setting or a tensor that is not understood, or lacks one."""
     read = FAMILIES[header.arch]
-    if header.get("attention.causal") is False:
-        raise BadModel(f"{header.name}: {header.arch}.attention.causal is false: it predicts no next token")
-    if header.integer("attention.value_length", header.head_dim) != header.head_dim:
-        raise BadModel(f"{header.name}: keys and values have different sizes ({header.arch}.attention.value_length)")
+    header.refuse_others(header.head_dim)
     family = read(header)
     header.refuse_unknown()
     return family
