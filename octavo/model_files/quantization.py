@@ -9,13 +9,14 @@ from typing import Any
 
 REMEDY = "use a checkpoint that is not quantized, or a GGUF file"
 MXFP4 = "mxfp4"  # how gpt-oss is published; no other model is read in it
-LLAMA_LIKE = (  # model types whose quantized files are read
+LLAMA_LIKE = (  # model types whose quantized files are read, beside those of MIXTURES
     *("llama", "internlm3", "iquestcoder", "mistral", "qwen2", "qwen3", "smollm3", "phi3"),
 )
 MIXTURES = (  # whose experts the extension multiplies, too
     *("dots1", "exaone_moe", "glm4_moe", "gpt_oss", "hy_v3", "minimax_m2", "mixtral", "olmoe", "qwen2_moe"),
     *("qwen3_moe", "solar_open"),
 )
+CODED = (*LLAMA_LIKE, *(name for name in MIXTURES if name != "gpt_oss"))  # whose files may be in codes or fp8
 GPTQ_FORMATS = ("gptq", "gptq_v2")  # where zero points are stored minus one, and where they are stored as they are
 INTEGER_FORMATS = ("pack-quantized", "int-quantized")
 STRATEGIES = ("tensor", "channel", "group")
@@ -37,7 +38,7 @@ def find_obstacle(config: Mapping[str, Any]) -> str:
     obstacle = obstacles[method](content)
     if obstacle:
         return f"quantization_config of {method}: {obstacle}; {REMEDY}"
-    return "" if config.get("model_type") in LLAMA_LIKE else _only_llama(config)
+    return "" if config.get("model_type") in CODED else _only_llama(config)
 
 
 def is_mxfp4(config: Mapping[str, Any]) -> bool:
@@ -92,7 +93,7 @@ def _bits(content: Mapping[str, Any]) -> set[int]:
 
 def _only_llama(config: Mapping[str, Any]) -> str:
     return (
-        f"quantized weights are read for Llama-like models ({', '.join(LLAMA_LIKE)}); "
+        f"weights so quantized are read for Llama-like models ({', '.join(CODED)}); "
         f"{config.get('model_type')} is none, so use a checkpoint that is not quantized"
     )
 
