@@ -33,6 +33,7 @@ READ = [
     (GPTQ | {"sym": False}, "kept in 4 bits"),
     (GPTQ | {"sym": False, "bits": 8}, "on a CPU decoded to the model's dtype"),
     (GPTQ | {"desc_act": True}, "gptq in 4 bits, in the order of activations: decoded to the model's dtype"),
+    (GPTQ | {"group_size": 48}, "in groups that are not whole blocks of 32 columns: decoded"),
     (GPTQ | {"checkpoint_format": "gptq_v2", "dynamic": {"-:.*down.*": {}}}, "kept in 4 bits"),
     (compressed(), "compressed-tensors in 4 bits: on a CPU kept in 4 bits, on a GPU decoded to the model's dtype"),
     (compressed(WEIGHTS | {"symmetric": False}), "on a CPU kept in 4 bits"),

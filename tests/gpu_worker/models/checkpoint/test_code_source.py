@@ -3,6 +3,7 @@
 import json
 import logging
 import random
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +20,10 @@ from safetensors.torch import load_file, save_file
 
 from gpu_worker.models.checkpoint.quantized import open_source
 from gpu_worker.models.checkpoint.weights import FLOATS, BlockSource
+from gpu_worker.models.decoders.config import LlamaConfig
+from gpu_worker.models.decoders.native_llama import LlamaPacking
+from gpu_worker.ops import native
+from octavo.cli.doctor import model_size
 from octavo.request.errors import BadModel
 
 PROMPT = [(7 * i + 3) % 128 for i in range(50)]
@@ -107,6 +112,19 @@ def test_a_model_in_codes_is_the_model_of_their_values(model, name, tiny, load, 
         assert f"/f32+{kept}/in=float32/" in runner.info.numerics
         assert automatic.info.fingerprint != runner.info.fingerprint
         assert 0 < difference(all_logits(automatic, PROMPT), expected) < 5e-3
+
+
+@pytest.mark.skipif(native.load() is None, reason="the extension was not built")
+@pytest.mark.parametrize("name", sorted(FORMS.keys() - {"packed-f32"}))  # whose scales alone tell that
+def test_the_doctor_tells_the_memory_that_they_take(name, tiny, tmp_path):
+    write_codes(tiny("llama-wide").directory, tmp_path / "codes", FORMS[name])
+    content = json.loads((tmp_path / "codes/config.json").read_text())
+    config, extension = LlamaConfig.from_dict(content), native.load()
+    packing = LlamaPacking(opened(tmp_path / "codes"), config, torch.float32, "auto", extension, lambda *_: None)
+    tensors = packing.in_memory().tensors.values()
+    taken = sum(each.data.nbytes for each in tensors)
+    told = re.search(r"weights take ([\d.]+) MiB", model_size.size(str(tmp_path / "codes")).detail)
+    assert told and abs(float(told[1]) - taken / (1 << 20)) < 0.1 * taken / (1 << 20) + 0.5
 
 
 def mixture(kind: str, folder: Path) -> Path:

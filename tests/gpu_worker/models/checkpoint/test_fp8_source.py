@@ -35,9 +35,7 @@ class Tensors(dict):
         ("qwen3_moe", (1, 0), COMPRESSED, "_scale"),
     ],
 )
-def test_an_fp8_model_is_the_model_of_its_exact_values(
-    model, tile, quantization, suffix, tiny, load, greedy, tmp_path
-):
+def test_an_fp8_model_is_the_model_of_its_exact_values(model, tile, quantization, suffix, tiny, load, greedy, tmp_path):
     source = tiny(model).directory
     exact = write_fp8(source, tmp_path / "fp8", tile, quantization, suffix)
     prompts = [[5, 4, 3, 2, 1], [77]]
