@@ -123,6 +123,28 @@ def test_matrices_and_experts_are_those_of_the_file(name, kind, made, converted,
     assert difference(expected, made(name).logits(PROMPT)) > 1e-4
 
 
+@pytest.mark.skipif(native.load() is None, reason="the extension was not built")
+def test_experts_of_which_some_are_in_floats_are_refused_with_the_scheme_that_runs_them(converted, load, all_logits):
+    kept = {}
+
+    def without_shared(stored, tensor):
+        if stored.endswith("_shexp.weight") and "gate_inp" not in stored:
+            kept[stored] = tensor.contiguous()
+            return None
+        return tensor
+
+    converted("qwen2_moe", without_shared)
+    path = converted("qwen2_moe", without_shared, extra=kept, kind=gguf.GGMLQuantizationType.Q8_0)
+    with pytest.raises(BadModel, match=r"some experts are in floats .*: say --quantization none"):
+        load(path)
+    assert (
+        difference(
+            all_logits(load(path, quantization="none"), PROMPT), all_logits(load(path, quantization="q8"), PROMPT)
+        )
+        < 0.05
+    )
+
+
 def test_a_second_start_takes_the_converted_weights(converted, load, all_logits, tmp_path):
     path = converted("olmo2")
     first = all_logits(load(path), PROMPT)
