@@ -56,6 +56,8 @@ MODELS = {  # by a name: the class of the configuration, and its fields
     "ernie4_5-untied": ("Ernie4_5", {**WIDE, "tie_word_embeddings": False}),
     "gpt_oss": ("GptOss", {**MIXTURES["gpt_oss"][1], "swiglu_limit": 7.0}),
     "olmoe-wide": ("Olmoe", {**OLMOE, "hidden_size": 256, "intermediate_size": 256}),
+    "minimax_m2": MIXTURES["minimax_m2"],
+    "seed_oss": TYPES["seed_oss"],
     "dots1": ("Dots1", {**MIXTURES["dots1"][1], **FULL}),
 }
 
@@ -80,7 +82,7 @@ def converted(made, tmp_path):
 
 def test_every_architecture_has_a_model_here():
     kinds = {getattr(transformers, f"{kind}Config").model_type for kind, _ in MODELS.values()}
-    own = {"llama", "ernie4_5", "qwen2moe", "qwen3moe", "dots1", "glm4moe", "gpt-oss", "olmoe"}
+    own = {"llama", "ernie4_5", "qwen2moe", "qwen3moe", "dots1", "glm4moe", "gpt-oss", "minimax-m2", "olmoe"}
     assert {ARCHITECTURES[kind] for kind in kinds} - own == set(THROUGH_TRANSFORMERS)
 
 
