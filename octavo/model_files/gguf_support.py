@@ -11,16 +11,16 @@ from octavo.model_files.gguf_metadata import Metadata
 INTERLEAVED = ("llama", "smollm3", "ernie4_5")
 # Those that octavo's own decoders run.
 OWN = (
-    *(*INTERLEAVED, "dots1", "gemma2", "glm4moe", "gpt-oss", "olmoe", "phi3", "qwen2", "qwen2moe", "qwen3"),
-    "qwen3moe",
+    *(*INTERLEAVED, "dots1", "gemma2", "glm4moe", "gpt-oss", "minimax-m2", "olmoe", "phi3", "qwen2", "qwen2moe"),
+    *("qwen3", "qwen3moe"),
 )
 # Those that are decoded, and run by the code of Transformers.
 THROUGH_TRANSFORMERS = (
     *("command-r", "cohere2", "exaone4", "gemma", "gemma3", "glm4", "granite", "granitemoe", "olmo2"),
-    *("stablelm", "starcoder2"),
+    *("seed_oss", "stablelm", "starcoder2"),
 )
 ARCHITECTURES = (*OWN, *THROUGH_TRANSFORMERS)
-WITH_EXPERTS = ("llama", "dots1", "glm4moe", "gpt-oss", "granitemoe", "olmoe", "qwen2moe", "qwen3moe")
+WITH_EXPERTS = ("llama", "dots1", "glm4moe", "gpt-oss", "granitemoe", "minimax-m2", "olmoe", "qwen2moe", "qwen3moe")
 
 FLOATS = (TensorType.F32, TensorType.F16, TensorType.BF16)
 DECODED = (

@@ -9,15 +9,17 @@ from typing import Any
 
 REMEDY = "use a checkpoint that is not quantized, or a GGUF file"
 MXFP4 = "mxfp4"  # how gpt-oss is published; no other model is read in it
-LLAMA_LIKE = (  # model types whose quantized files are read
+LLAMA_LIKE = (  # model types whose quantized files are read, beside those of MIXTURES
     *("llama", "internlm3", "iquestcoder", "mistral", "qwen2", "qwen3", "smollm3", "phi3"),
 )
 MIXTURES = (  # whose experts the extension multiplies, too
     *("dots1", "exaone_moe", "glm4_moe", "gpt_oss", "hy_v3", "minimax_m2", "mixtral", "olmoe", "qwen2_moe"),
     *("qwen3_moe", "solar_open"),
 )
+CODED = (*LLAMA_LIKE, *(name for name in MIXTURES if name != "gpt_oss"))  # whose files may be in codes or fp8
 GPTQ_FORMATS = ("gptq", "gptq_v2")  # where zero points are stored minus one, and where they are stored as they are
 INTEGER_FORMATS = ("pack-quantized", "int-quantized")
+BLOCK = 32  # columns that share a scale in the extension's blocks
 STRATEGIES = ("tensor", "channel", "group")
 
 
@@ -37,7 +39,7 @@ def find_obstacle(config: Mapping[str, Any]) -> str:
     obstacle = obstacles[method](content)
     if obstacle:
         return f"quantization_config of {method}: {obstacle}; {REMEDY}"
-    return "" if config.get("model_type") in LLAMA_LIKE else _only_llama(config)
+    return "" if config.get("model_type") in CODED else _only_llama(config)
 
 
 def is_mxfp4(config: Mapping[str, Any]) -> bool:
@@ -57,10 +59,12 @@ def describe(config: Mapping[str, Any]) -> str:
         return f"{method} of the experts: on a CPU kept in 4 bits, on a GPU decoded to the model's dtype"
     if not has_integers(content):
         return f"{method} in 8-bit floats: decoded to the model's dtype"
-    bits = sorted(_bits(content))
+    bits = sorted(bits_of(content))
     what = f"{method} in {' and '.join(map(str, bits))} bits"
     if is_reordered(content):
         return f"{what}, in the order of activations: decoded to the model's dtype"
+    if has_odd_groups(content):
+        return f"{what}, in groups that are not whole blocks of {BLOCK} columns: decoded to the model's dtype"
     return f"{what}: on a CPU {_kept(content, bits)}, on a GPU decoded to the model's dtype"
 
 
@@ -70,29 +74,41 @@ def has_integers(content: Mapping[str, Any]) -> bool:
     return content["quant_method"] in ("awq", "gptq") or any(each["weights"].get("type") == "int" for each in groups)
 
 
+def has_zeros(content: Mapping[str, Any]) -> bool:
+    """Whether codes have zero points beside the middle."""
+    is_awq = content["quant_method"] == "awq"
+    unsymmetric = any(not each["weights"].get("symmetric", True) for each in _groups(content))
+    return is_awq or content.get("sym") is False or unsymmetric
+
+
 def is_reordered(content: Mapping[str, Any]) -> bool:
     """Whether columns that share a scale may lie apart (act-order)."""
     orders = (each["weights"].get("actorder") for each in _groups(content))
     return bool(content.get("desc_act")) or any(str(order).lower() in ("group", "true") for order in orders)
 
 
+def has_odd_groups(content: Mapping[str, Any]) -> bool:
+    """Whether neighbours in a block that the extension multiplies may have several scales."""
+    sizes = {each["weights"].get("group_size") for each in _groups(content)} or {content.get("group_size", 128)}
+    return any(size and size > 0 and size % BLOCK for size in sizes)
+
+
 def _kept(content: Mapping[str, Any], bits: Sequence[int]) -> str:
     """How the extension keeps codes: it has zero points for those of 4 bits alone."""
-    decoded = 8 in bits and (
-        content.get("sym") is False or not all(each["weights"].get("symmetric", True) for each in _groups(content))
-    )
+    decoded = 8 in bits and has_zeros(content)
     kept = [str(each) for each in bits if each == 4 or not decoded]
     parts = [f"kept in {' and '.join(kept)} bits"] if kept else []
     return " and ".join([*parts, "decoded to the model's dtype (8 bits)"] if decoded else parts)
 
 
-def _bits(content: Mapping[str, Any]) -> set[int]:
+def bits_of(content: Mapping[str, Any]) -> set[int]:
+    """Of codes."""
     return {each["weights"]["num_bits"] for each in _groups(content)} or {content.get("bits", 4)}
 
 
 def _only_llama(config: Mapping[str, Any]) -> str:
     return (
-        f"quantized weights are read for Llama-like models ({', '.join(LLAMA_LIKE)}); "
+        f"weights so quantized are read for Llama-like models ({', '.join(CODED)}); "
         f"{config.get('model_type')} is none, so use a checkpoint that is not quantized"
     )
 

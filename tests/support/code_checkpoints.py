@@ -68,7 +68,8 @@ def write_codes(source: Path, target: Path, form: Form, left_out: str = "") -> T
     meant, stored = {}, {}
     originals = load_file(source / "model.safetensors")
     for name, tensor in originals.items():
-        if tensor.ndim != 2 or "proj" not in name or (left_out and left_out in name):
+        is_matrix = "proj" in name or ".experts." in name
+        if tensor.ndim != 2 or not is_matrix or (left_out and left_out in name):
             meant[name] = stored[name] = tensor
             continue
         stem = name.removesuffix(".weight")
@@ -100,7 +101,7 @@ def write_fp8(
     generator = torch.Generator().manual_seed(1)
     for name, tensor in load_file(source / "model.safetensors").items():
         meant[name] = stored[name] = tensor
-        if "proj" in name:
+        if tensor.ndim == 2 and ("proj" in name or ".experts." in name):
             height, width = (size or whole for size, whole in zip(tile, tensor.shape, strict=True))
             grid = -(-tensor.shape[0] // height), -(-tensor.shape[1] // width)
             scale = (torch.rand(grid, generator=generator) + 0.5) / 50

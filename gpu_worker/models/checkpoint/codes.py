@@ -76,12 +76,12 @@ class Meaning:
             part.mul_(scales[rows][:, self.groups])
         return found
 
-    def blocks(self, codes: Tensor) -> Tensor:
-        """The matrix as rows of blocks of its format, which is not FLOATS: uint8 [rows, bytes of a row].
+    def blocks(self, codes: Tensor, format_: str) -> Tensor:
+        """The matrix as rows of blocks of its format, or of `q4_zeros` where that is q4: uint8 [rows, bytes of a row].
 
         A block is its scale, of `q4_zeros` also its zero, in float16, and its numbers, as Q8_0 and Q4_0 have them.
         """
-        heads = [self.scales, self.zeros] if self.block_format() == "q4_zeros" else [self.scales]
+        heads = [self.scales, self.zeros] if format_ == "q4_zeros" else [self.scales]
         of_block, head_bytes = self.groups[::BLOCK], 2 * len(heads)
         found = torch.empty((len(codes), len(of_block), head_bytes + BLOCK * self.bits // 8), dtype=torch.uint8)
         for rows in self._pieces(len(codes)):

@@ -9,8 +9,8 @@ from gpu_worker.models.decoders.expert_families import DEFAULTS, expert_layers, 
 from gpu_worker.models.decoders.experts import ExpertsConfig
 from gpu_worker.models.decoders.rope import RopeParameters
 from gpu_worker.ops import BlockSparsePattern
+from octavo.model_files.quantization import CODED, MIXTURES, is_mxfp4
 from octavo.model_files.quantization import LLAMA_LIKE as LLAMA_LIKE
-from octavo.model_files.quantization import MIXTURES, is_mxfp4
 from octavo.request.errors import BadModel
 
 # More than any model has. What a configuration says is used before the tensors could contradict it.
@@ -152,7 +152,7 @@ def is_mixture(config: Mapping[str, Any]) -> bool:
     return (
         config.get("model_type") in MIXTURES
         and config.get("hidden_act", "silu") in ("silu", "swish")
-        and (config.get("quantization_config") is None or is_mxfp4(config))
+        and (config.get("quantization_config") is None or is_mxfp4(config) or config["model_type"] in CODED)
         and rope.kind(config) in rope.KINDS
         and not windowed
         and config.get("clip_qkv") is None

@@ -28,6 +28,7 @@ from gpu_worker.ops import TokenBatch
 from gpu_worker.ops.lora import Lora
 from gpu_worker.ops.native_cpu import FLOATS
 from octavo.model_files.lora_files import LoraFiles
+from octavo.request.errors import BadModel
 
 MAX_HEAD_DIM = 256
 
@@ -218,6 +219,12 @@ class NativeLlamaDecoder(OwnDecoder):
             shared = {name: parts(name) for name in ("shared_gate_up", "shared_down")}
         if experts.shared_gated:
             shared["shared_gate"] = plain("shared_gate")
+        gates = [x for i in range(experts.count) for x in parts(f"experts.{i}.gate_up")]
+        if len({each.inputs for each in (*gates, *shared.get("shared_gate_up", ()))}) > 1:
+            raise BadModel(
+                "some experts are in floats and others are not, which round their inputs differently: "
+                "say --quantization none (or q8 or q4, which round all)"
+            )
         vectors = ("router_bias", "router_correction", "expert_gate_up_bias", "expert_down_bias")
         settings = ("top", "sigmoid", "shares_sum_to_one", "share_scale", "groups", "top_groups")
         swiglu = ("swiglu_alpha", "swiglu_limit")
@@ -225,7 +232,7 @@ class NativeLlamaDecoder(OwnDecoder):
             **{name: tensors[name] for name in vectors if name in tensors},
             **{name: getattr(experts, name) for name in (*settings, *swiglu)},
             "router": plain("router"),
-            "expert_gate_up": tuple(x for i in range(experts.count) for x in parts(f"experts.{i}.gate_up")),
+            "expert_gate_up": tuple(gates),
             "expert_down": tuple(tensors[f"experts.{i}.down"] for i in range(experts.count)),
         }
 

@@ -33,10 +33,7 @@ STARCODER2_WINDOW = 4096  # of all StarCoder 2 that were published, and of none 
 def read_family(header: GgufHeader) -> Family:
     """BadModel if the file has a setting or a tensor that is not understood, or lacks one."""
     read = FAMILIES[header.arch]
-    if header.get("attention.causal") is False:
-        raise BadModel(f"{header.name}: {header.arch}.attention.causal is false: it predicts no next token")
-    if header.integer("attention.value_length", header.head_dim) != header.head_dim:
-        raise BadModel(f"{header.name}: keys and values have different sizes ({header.arch}.attention.value_length)")
+    header.refuse_others(header.head_dim)
     family = read(header)
     header.refuse_unknown()
     return family
@@ -198,6 +195,23 @@ def _glm4(header: GgufHeader) -> Family:
     return Family(config, named_recipes(header, inner))
 
 
+def _seed_oss(header: GgufHeader) -> Family:
+    config = _common(header, "seed_oss", **_rms(header), intermediate_size=_inner_size(header)) | {
+        "attention_bias": header.has("blk.0.attn_q.bias"),
+        "attention_out_bias": header.has("blk.0.attn_output.bias"),
+    }
+    return Family(config, named_recipes(header, LLAMA | {"post_attention_norm": "post_attention_layernorm"}))
+
+
+def _minimax_m2(header: GgufHeader) -> Family:
+    _check_sigmoid(header)
+    config = _common(header, "minimax_m2", **_rms(header), **_experts(header)) | {
+        "intermediate_size": _inner_size(header, "ffn_down_exps")
+    }
+    recipes = named_recipes(header, LLAMA | {"ffn_gate_inp": "mlp.gate"})
+    return Family(config, recipes | _corrections(header, 0))
+
+
 def _starcoder2(header: GgufHeader) -> Family:
     """Files do not name the window. It bounds the context: within it, a sequence is the same with and without one."""
     config = _common(header, "starcoder2", intermediate_size=_inner_size(header)) | {
@@ -295,8 +309,7 @@ def _glm4moe(header: GgufHeader) -> Family:
 
 def _like_deepseek_v3(header: GgufHeader, model_type: str, inner: Mapping[str, str]) -> Family:
     """Experts that are chosen by sigmoids, after layers without experts."""
-    if header.integer("expert_gating_func", SIGMOID) != SIGMOID:
-        raise BadModel(f"{header.name}: {header.arch}.expert_gating_func is not that of a sigmoid ({SIGMOID})")
+    _check_sigmoid(header)
     first = header.integer("leading_dense_block_count", 0)
     shared, count = _inner_size(header, "ffn_down_shexp", first), header.integer("expert_shared_count", 1)
     normed = header.get("expert_weights_norm")
@@ -316,10 +329,20 @@ def _like_deepseek_v3(header: GgufHeader, model_type: str, inner: Mapping[str, s
         raise BadModel(f"{header.name}: the {count} experts that all tokens ask have {shared} rows together")
     named = {f"ffn_{part}_shexp": f"mlp.shared_experts.{part}_proj" for part in ("gate", "up", "down")}
     recipes = named_recipes(header, {**inner, **named, "ffn_gate_inp": "mlp.gate"})
-    for layer in range(first, header.layers):
-        name = f"model.layers.{layer}.mlp.gate.e_score_correction_bias"
-        recipes[name] = Recipe((f"blk.{layer}.exp_probs_b.bias",))
-    return Family(config, recipes)
+    return Family(config, recipes | _corrections(header, first))
+
+
+def _check_sigmoid(header: GgufHeader) -> None:
+    if header.integer("expert_gating_func", SIGMOID) != SIGMOID:
+        raise BadModel(f"{header.name}: {header.arch}.expert_gating_func is not that of a sigmoid ({SIGMOID})")
+
+
+def _corrections(header: GgufHeader, first: int) -> dict[str, Recipe]:
+    """What is added to shares where experts are chosen, of the layers from `first` on."""
+    return {
+        f"model.layers.{layer}.mlp.gate.e_score_correction_bias": Recipe((f"blk.{layer}.exp_probs_b.bias",))
+        for layer in range(first, header.layers)
+    }
 
 
 FAMILIES: Mapping[str, Callable[[GgufHeader], Family]] = {
@@ -332,6 +355,8 @@ FAMILIES: Mapping[str, Callable[[GgufHeader], Family]] = {
     "granite": _granite,
     "granitemoe": _granitemoe,
     "glm4": _glm4,
+    "minimax-m2": _minimax_m2,
+    "seed_oss": _seed_oss,
     "starcoder2": _starcoder2,
     "stablelm": _stablelm,
     "command-r": _cohere,

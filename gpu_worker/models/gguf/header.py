@@ -10,19 +10,65 @@ from octavo.model_files.gguf import GgufFile
 from octavo.request.errors import BadModel
 
 # Settings that no computation depends on, or that stand in the tensors' shapes as well.
-HARMLESS = ("vocab_size", "feed_forward_length", "expert_shared_count", "expert_feed_forward_length")
+HARMLESS = (
+    *("attention.layer_norm_epsilon", "expert_feed_forward_length", "expert_shared_count", "feed_forward_length"),
+    *("pooling_type", "vocab_size"),
+)
 MOST_CONTEXT = 1 << 24
 HARMLESS_ENDS = ("expert_shared_feed_forward_length", "rope.scaling.finetuned", "tensor_data_layout")
 
 
-class GgufHeader:
-    """The file's settings by their names without the architecture, with the shapes of its tensors."""
+class GgufSettings:
+    """The settings of a file by their names without the architecture."""
 
     def __init__(self, file: GgufFile, arch: str) -> None:
         self.name = file.path.name
         self.file = file
         self.arch = arch
         self._asked: set[str] = set()
+
+    def integer(self, key: str, default: int | None = None) -> int:
+        return self.file.metadata.integer(self._full(key), default)
+
+    def number(self, key: str, default: float | None = None) -> float:
+        return self.file.metadata.number(self._full(key), default)
+
+    def text(self, key: str, default: str) -> str:
+        return self.file.metadata.string(self._full(key), default)
+
+    def get(self, key: str) -> Any:
+        """The value as the file has it; None if it has none."""
+        return self.file.metadata.get(self._full(key))
+
+    def refuse_others(self, head_dim: int) -> None:
+        """BadModel for a model of another kind: of gaps, or with values of another size than keys."""
+        if self.get("attention.causal") is False:
+            raise BadModel(f"{self.name}: {self.arch}.attention.causal is false: it predicts no next token")
+        if self.integer("attention.value_length", head_dim) != head_dim:
+            raise BadModel(f"{self.name}: keys and values have different sizes ({self.arch}.attention.value_length)")
+
+    def refuse_unknown(self) -> None:
+        """BadModel if the file has a setting of this architecture that was not asked for, and is not harmless."""
+        prefix = f"{self.arch}."
+        keys = [key.removeprefix(prefix) for key in self.file.metadata if key.startswith(prefix)]
+        unknown = [key for key in keys if key not in self._asked and key not in HARMLESS + HARMLESS_ENDS]
+        if unknown:
+            listed = ", ".join(prefix + key for key in sorted(unknown)[:5])
+            raise BadModel(
+                f"{self.name} has settings that octavo does not know, so it might compute other: {listed}; "
+                "use a directory of this model"
+            )
+
+    def _full(self, key: str) -> str:
+        self._asked.add(key)
+        return f"{self.arch}.{key}"
+
+
+class GgufHeader(GgufSettings):
+    """Settings with the shapes of the file's tensors."""
+
+    def __init__(self, file: GgufFile, arch: str) -> None:
+        super().__init__(file, arch)
         self.layers = self.integer("block_count")
         self.hidden = self.integer("embedding_length")
         self.heads = self.integer("attention.head_count")
@@ -49,19 +95,6 @@ class GgufHeader:
                     f"{self.name}: tensor {tensor!r} is {found}, the header says {rows or 'any'} x {columns}"
                 )
 
-    def integer(self, key: str, default: int | None = None) -> int:
-        return self.file.metadata.integer(self._full(key), default)
-
-    def number(self, key: str, default: float | None = None) -> float:
-        return self.file.metadata.number(self._full(key), default)
-
-    def text(self, key: str, default: str) -> str:
-        return self.file.metadata.string(self._full(key), default)
-
-    def get(self, key: str) -> Any:
-        """The value as the file has it; None if it has none."""
-        return self.file.metadata.get(self._full(key))
-
     def shape(self, tensor: str) -> tuple[int, ...]:
         """BadModel if the file has no such tensor."""
         if tensor not in self.file.tensors:
@@ -81,16 +114,3 @@ class GgufHeader:
         windowed = [bool(each) for each in pattern] if isinstance(pattern, list) else None
         kinds = windowed or [(layer + 1) % period != 0 for layer in range(self.layers)]
         return ["sliding_attention" if window and kind else "full_attention" for kind in kinds[: self.layers]]
-
-    def refuse_unknown(self) -> None:
-        """BadModel if the file has a setting of this architecture that was not asked for, and is not harmless."""
-        prefix = f"{self.arch}."
-        keys = [key.removeprefix(prefix) for key in self.file.metadata if key.startswith(prefix)]
-        unknown = [key for key in keys if key not in self._asked and key not in HARMLESS + HARMLESS_ENDS]
-        if unknown:
-            listed = ", ".join(prefix + key for key in sorted(unknown)[:5])
-            raise BadModel(f"{self.name} has settings that octavo does not know, so it might compute other: {listed}")
-
-    def _full(self, key: str) -> str:
-        self._asked.add(key)
-        return f"{self.arch}.{key}"

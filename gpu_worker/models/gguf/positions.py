@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from gpu_worker.models.gguf.header import GgufHeader
+from gpu_worker.models.gguf.header import GgufHeader, GgufSettings
 from octavo.request.errors import BadModel
 
-PARTIAL = ("glm4", "glm4moe", "stablelm")  # whose models in Transformers can turn a part of each head
+PARTIAL = ("glm4", "glm4moe", "minimax-m2", "stablelm")  # whose models in Transformers can turn a part of each head
 OPTIONAL = {"yarn_beta_fast": "beta_fast", "yarn_beta_slow": "beta_slow", "yarn_attn_factor": "attention_factor"}
 
 
@@ -17,18 +17,23 @@ def rope_parameters(header: GgufHeader) -> dict[str, Any]:
         rope["partial_rotary_factor"] = turned / header.head_dim
     elif turned != header.head_dim:
         raise BadModel(f"{header.name}: {header.arch} turns {turned} of {header.head_dim} dimensions of a head")
-    kind = header.text("rope.scaling.type", "none")
-    factor = header.number("rope.scaling.factor", 1.0)
-    original = header.integer("rope.scaling.original_context_length", header.context)
+    # gpt-oss does not round the bounds between dimensions that are scaled and those that are not; files do not say so.
+    return rope | scaling(header, header.context) | ({"truncate": False} if header.arch == "gpt-oss" else {})
+
+
+def scaling(header: GgufSettings, context: int) -> dict[str, Any]:
+    """How positions are scaled. A factor without a type is a linear one, as llama.cpp takes it."""
+    factor = header.number("rope.scaling.factor", header.number("rope.scale_linear", 0.0)) or 1.0
+    kind = header.text("rope.scaling.type", "none" if factor == 1.0 else "linear")
+    original = header.integer("rope.scaling.original_context_length", context)
     if kind == "none":
-        return rope
+        return {}
     if kind == "linear":
-        return rope | {"rope_type": "linear", "factor": factor}
+        return {"rope_type": "linear", "factor": factor}
     if kind != "yarn" or header.number("rope.scaling.yarn_ext_factor", 1.0) != 1.0:
         raise BadModel(f"{header.name}: {header.arch}.rope.scaling.type {kind!r} is not read (none, linear, yarn are)")
-    rope |= {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
+    found: dict[str, Any] = {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
     for key, name in OPTIONAL.items():
         if header.get(f"rope.scaling.{key}") is not None:
-            rope[name] = header.number(f"rope.scaling.{key}")
-    # gpt-oss does not round the bounds between dimensions that are scaled and those that are not; files do not say so.
-    return rope | ({"truncate": False} if header.arch == "gpt-oss" else {})
+            found[name] = header.number(f"rope.scaling.{key}")
+    return found

@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gpu_worker.models.checkpoint.weights import FLOATS
+from gpu_worker.models.gguf.header import GgufSettings
 from gpu_worker.models.gguf.held_blocks import held_blocks
+from gpu_worker.models.gguf.positions import scaling
 from gpu_worker.models.gguf.recipes import LLAMA, halves
 from octavo.model_files.gguf import GgufFile, TensorInfo, TensorType
-from octavo.model_files.gguf_metadata import Metadata
 from octavo.model_files.gguf_support import FLOATS as FLOAT_TYPES
 from octavo.model_files.gguf_support import HELD_AS, INTERLEAVED, end_token_ids, find_obstacle
 from octavo.request.errors import BadModel
@@ -145,75 +146,73 @@ def architecture(file: GgufFile) -> str:
 
 
 def read_config(file: GgufFile) -> dict[str, Any]:
-    arch, data = architecture(file), file.metadata
+    """BadModel if the file has a setting of its architecture that is not understood, or lacks one."""
+    arch = architecture(file)
+    header = GgufSettings(file, arch)
     if "token_embd.weight" not in file.tensors:
         raise BadModel(f"{file.path.name} has no token_embd.weight")
-    num_heads = data.integer(f"{arch}.attention.head_count")
-    hidden = data.integer(f"{arch}.embedding_length")
-    num_layers = data.integer(f"{arch}.block_count")
+    num_heads, num_layers = header.integer("attention.head_count"), header.integer("block_count")
+    hidden = header.integer("embedding_length")
     if num_heads < 1 or not 1 <= num_layers <= len(file.tensors):
         raise BadModel(f"{file.path.name}: {num_heads} heads, {num_layers} layers in {len(file.tensors)} tensors")
-    head_dim = data.integer(f"{arch}.attention.key_length", hidden // num_heads)
-    return {
+    head_dim = header.integer("attention.key_length", hidden // num_heads)
+    header.refuse_others(head_dim)
+    for key in ("expert_count", "expert_used_count"):  # some converters write zeros
+        header.integer(key, 0)
+    config = {
         "model_type": arch,
         "vocab_size": file.tensors["token_embd.weight"].shape[0],
         "hidden_size": hidden,
-        "intermediate_size": data.integer(f"{arch}.feed_forward_length"),
+        "intermediate_size": header.integer("feed_forward_length"),
         "num_hidden_layers": num_layers,
         "num_attention_heads": num_heads,
-        "num_key_value_heads": data.integer(f"{arch}.attention.head_count_kv", num_heads),
+        "num_key_value_heads": header.integer("attention.head_count_kv", num_heads),
         "head_dim": head_dim,
-        "max_position_embeddings": data.integer(f"{arch}.context_length"),
-        "rms_norm_eps": data.number(f"{arch}.attention.layer_norm_rms_epsilon"),
-        "rope_parameters": _rope(file, arch, head_dim),
+        "max_position_embeddings": header.integer("context_length"),
+        "rms_norm_eps": header.number("attention.layer_norm_rms_epsilon"),
+        "rope_parameters": _rope(header, head_dim),
         "no_rope_layers": [(layer + 1) % 4 for layer in range(num_layers)] if arch == "smollm3" else None,
         "tie_word_embeddings": "output.weight" not in file.tensors,
-        "eos_token_id": sorted(end_token_ids(data)),
-        **(_gemma2(data, num_layers, head_dim) if arch == "gemma2" else {}),
-        **({"sliding_window": data.integer("phi3.attention.sliding_window", 0)} if arch == "phi3" else {}),
+        "eos_token_id": sorted(end_token_ids(file.metadata)),
+        **(_gemma2(header, num_layers, head_dim) if arch == "gemma2" else {}),
+        **({"sliding_window": header.integer("attention.sliding_window", 0)} if arch == "phi3" else {}),
     }
+    header.refuse_unknown()
+    return config
 
 
-def _gemma2(data: Metadata, num_layers: int, head_dim: int) -> dict[str, Any]:
+def _gemma2(header: GgufSettings, num_layers: int, head_dim: int) -> dict[str, Any]:
     """The settings that only Gemma 2 has. A file may leave them out; then they are those of the published models."""
-    size = data.integer("gemma2.embedding_length") // data.integer("gemma2.attention.head_count")
+    size = header.integer("embedding_length") // header.integer("attention.head_count")
     return {
         "query_pre_attn_scalar": size if num_layers == GEMMA2_27B_LAYERS else head_dim,
-        "attn_logit_softcapping": data.number("gemma2.attn_logit_softcapping", 50.0),
-        "final_logit_softcapping": data.number("gemma2.final_logit_softcapping", 30.0),
-        "sliding_window": data.integer("gemma2.attention.sliding_window", 4096),
+        "attn_logit_softcapping": header.number("attn_logit_softcapping", 50.0),
+        "final_logit_softcapping": header.number("final_logit_softcapping", 30.0),
+        "sliding_window": header.integer("attention.sliding_window", 4096),
         "layer_types": [("sliding_attention", "full_attention")[layer % 2] for layer in range(num_layers)],
     }
 
 
-def _rope(file: GgufFile, arch: str, head_dim: int) -> dict[str, Any]:
-    data, prefix = file.metadata, f"{arch}.rope."
+def _rope(header: GgufSettings, head_dim: int) -> dict[str, Any]:
+    file, context = header.file, header.integer("context_length")
     rope: dict[str, Any] = {
-        "rope_theta": data.number(f"{prefix}freq_base", 10000.0),
-        "partial_rotary_factor": data.integer(f"{prefix}dimension_count", head_dim) / head_dim,
+        "rope_theta": header.number("rope.freq_base", 10000.0),
+        "partial_rotary_factor": header.integer("rope.dimension_count", head_dim) / head_dim,
     }
-    if ROPE_FACTORS in file.tensors:
-        factors = read_tensor(file, ROPE_FACTORS).flatten().tolist()
-        return rope | {"rope_type": "factors", "factors": tuple(factors)}
-    context = data.integer(f"{arch}.context_length")
-    original = data.integer(f"{prefix}scaling.original_context_length", context)
     if (ROPE_LONG in file.tensors) != (ROPE_SHORT in file.tensors):
         raise BadModel(f"{file.path.name} has only one of {ROPE_LONG} and {ROPE_SHORT}")
     if ROPE_LONG in file.tensors:
+        header.get("rope.scaling.type")
         return rope | {
             "rope_type": "longrope",
-            "original_max_position_embeddings": original,
-            "attention_factor": data.number(f"{prefix}scaling.attn_factor", 0.0) or None,
+            "original_max_position_embeddings": header.integer("rope.scaling.original_context_length", context),
+            "attention_factor": header.number("rope.scaling.attn_factor", 0.0) or None,
             "long_factor": read_tensor(file, ROPE_LONG).flatten().tolist(),
             "short_factor": read_tensor(file, ROPE_SHORT).flatten().tolist(),
         }
-    kind = data.string(f"{prefix}scaling.type", "none")
-    if kind == "none":
-        return rope
-    if kind not in ("linear", "yarn"):
-        raise BadModel(f"{file.path.name}: {prefix}scaling.type {kind!r} is not supported (none, linear and yarn are)")
-    return rope | {
-        "rope_type": kind,
-        "factor": data.number(f"{prefix}scaling.factor", 1.0),
-        "original_max_position_embeddings": original,
-    }
+    scaled = scaling(header, context)
+    if ROPE_FACTORS not in file.tensors:
+        return rope | scaled
+    if scaled:
+        raise BadModel(f"{file.path.name} scales positions by {ROPE_FACTORS} and by {header.arch}.rope.scaling")
+    return rope | {"rope_type": "factors", "factors": tuple(read_tensor(file, ROPE_FACTORS).flatten().tolist())}

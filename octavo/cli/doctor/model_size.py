@@ -6,8 +6,9 @@ measured by copies of one core, for a fifth of a second.
 
 import importlib.util
 import json
+import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from math import prod
@@ -18,7 +19,16 @@ from octavo.cli.doctor import CheckReport
 from octavo.model_files.gguf import GgufFile, TensorInfo, TensorType
 from octavo.model_files.gguf_parts import first_parts
 from octavo.model_files.gguf_support import FLOATS, HELD_AS, runs_through_transformers
-from octavo.model_files.quantization import LLAMA_LIKE, MIXTURES
+from octavo.model_files.quantization import (
+    LLAMA_LIKE,
+    MIXTURES,
+    bits_of,
+    has_integers,
+    has_odd_groups,
+    has_zeros,
+    is_mxfp4,
+    is_reordered,
+)
 from octavo.process.machine import available_bytes
 from octavo.request.errors import MalformedGguf
 from octavo.settings.common import DEMO_MODEL
@@ -27,9 +37,16 @@ MIB = 1 << 20
 COPIED_BYTES = 64 * MIB  # more than a cache holds
 MEASURED_S = 0.2
 # How a worker on a CPU can keep a folder's numbers, and the bytes of one, with its share of a scale where it has one.
-Q8, Q4 = 34 / 32, 18 / 32
-KEPT = (("", 4.0, 4.0), ("--dtype bfloat16", 2.0, 2.0), ("--quantization q8", Q8, Q8), ("--quantization q4", Q4, Q8))
+Q8, Q4, Q4_ZEROS = 34 / 32, 18 / 32, 20 / 32
+AS_THEY_ARE, HALVES = ("", None, None), ("--dtype bfloat16", 2.0, 2.0)
+ROUNDED = (("--quantization q8", Q8, Q8), ("--quantization q4", Q4, Q8))
 OUTER = ("embed_tokens.weight", "lm_head.weight")  # kept in 8 bits where others are in 4
+EMBEDDINGS = ("embed_tokens.weight", "token_embd.weight")  # of which a token reads a row, if there is a head beside it
+HEAD = re.compile(r"(.*\.)?lm_head\.weight|output\.weight")
+CODES = ("qweight", "weight_packed")  # names end so where numbers share words of 32 bits
+BLOCKS = "_blocks"  # two numbers of gpt-oss to a byte
+EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
+BESIDE_CODES = ("g_idx", "qzeros", "scales", "weight_scale", "weight_scale_inv", "weight_shape", "zero_point")
 # Types of a GGUF file that a CPU multiplies as they are. Others are in one of these (HELD_AS), or rounded to 8 bits.
 AS_STORED = (
     *FLOATS,
@@ -51,23 +68,49 @@ FLOAT_BYTES = 4  # of keys and values, unless --dtype or --kv-cache-dtype says o
 
 
 @dataclass(frozen=True, slots=True)
+class SizedTensor:
+    """`stored` are the bytes of a number as a worker keeps it by itself."""
+
+    name: str
+    numbers: int
+    stored: float
+
+
+@dataclass(frozen=True, slots=True)
 class ModelSize:
-    num_numbers: int
-    num_outer: int  # of these, those of the embedding and the output projection
-    stored_bytes: int  # with types that no kernel multiplies as they are kept instead
-    kept_as_stored: bool  # a GGUF file is multiplied with as it is
+    """`ways` are flags that a worker on a CPU may have, with the bytes of a number, and of an outer one; None: as the
+    tensor is kept by itself."""
+
+    tensors: list[SizedTensor]
+    ways: Sequence[tuple[str, float | None, float | None]]
     slots: int  # numbers of keys and values for each token; 0: not known
-    experts: bool = False
-    packs: bool = True  # a worker on a CPU may keep it in 8 or 4 bits
+    asked: float = 1.0  # the part of the experts that a token asks
+
+    @property
+    def num_numbers(self) -> int:
+        return sum(each.numbers for each in self.tensors)
 
     @property
     def kept_bytes(self) -> list[tuple[str, int]]:
         """The flags that a worker on a CPU may have, and the memory of its weights then."""
-        if self.kept_as_stored:
-            return [("", self.stored_bytes)]
-        ways = KEPT if self.packs else KEPT[:2]
-        inner = self.num_numbers - self.num_outer
-        return [(flags, int(inner * each + self.num_outer * outer)) for flags, each, outer in ways]
+        return [(flags, self._bytes(inner, outer, read=False)) for flags, inner, outer in self.ways]
+
+    @property
+    def read_bytes(self) -> list[int]:
+        """How much a token of a lone stream reads with each of these flags: of experts those that it asks, of an
+        embedding a row."""
+        return [self._bytes(inner, outer, read=True) for _, inner, outer in self.ways]
+
+    def _bytes(self, inner: float | None, outer: float | None, *, read: bool) -> int:
+        total = 0.0
+        has_head = any(HEAD.fullmatch(each.name) for each in self.tensors)
+        for each in self.tensors:
+            is_row = has_head and each.name.endswith(EMBEDDINGS)
+            is_expert = ".experts." in each.name or "_exps." in each.name
+            part = 1.0 if not read else 0.0 if is_row else self.asked if is_expert else 1.0
+            kept = outer if each.name.endswith(OUTER) else inner
+            total += each.numbers * part * (each.stored if kept is None else kept)
+        return int(total)
 
 
 def size(name: str) -> CheckReport:
@@ -77,7 +120,7 @@ def size(name: str) -> CheckReport:
         path = find_demo() if name == DEMO_MODEL else Path(name).expanduser()
         found = _of_file(path) if path.is_file() else _of_folder(path)
     if not found:
-        return CheckReport("size", "note", "not known: its files are not here, are quantized, or cannot be read")
+        return CheckReport("size", "note", "not known: its files are not here, or cannot be read")
     available = available_bytes()
     least = min(each for _, each in found.kept_bytes)
     parts = [f"{found.num_numbers / 1e6:.0f} million numbers", _memory(found), *_tokens(found), *_speed(found)]
@@ -98,13 +141,14 @@ def _tokens(found: ModelSize) -> Iterator[str]:
 
 
 def _speed(found: ModelSize) -> Iterator[str]:
-    if found.experts:
-        yield "its speed depends on how many experts a token asks"
+    if not found.asked:
+        yield "its speed depends on how many experts a token asks, which its configuration does not say"
         return
     rate = read_rate()
-    speeds = ", ".join(f"{rate / each:.3g}" for _, each in found.kept_bytes)
+    speeds = ", ".join(f"{rate / max(1, each):.3g}" for each in found.read_bytes)
+    of_experts = f", each of which asks {found.asked:.2g} of the experts" if found.asked != 1 else ""
     moved = f"a core moves {rate / 1e9:.0f} GB/s now; all may move more"
-    yield f"one stream on this CPU has about {speeds} tokens/s ({moved})"
+    yield f"one stream on this CPU has about {speeds} tokens/s{of_experts} ({moved})"
 
 
 def read_rate() -> float:
@@ -133,21 +177,20 @@ def _of_file(path: Path) -> ModelSize:
         kv_heads = metadata.integer(f"{kind}.attention.head_count_kv", heads)
         width = metadata.integer(f"{kind}.attention.key_length", 0)
         width = width or (metadata.integer(f"{kind}.embedding_length", 0) // heads if heads else 0)
+        count, top = (metadata.integer(f"{kind}.expert_{what}", 0) for what in ("count", "used_count"))
+        own = not runs_through_transformers(file)
         return ModelSize(
-            sum(prod(each.shape) for each in tensors),
-            0,
-            sum(_kept_bytes(each) for each in tensors),
-            kept_as_stored=not runs_through_transformers(file),
-            packs=False,
+            [SizedTensor(each.name, prod(each.shape), _kept(each)) for each in tensors],
+            [AS_THEY_ARE] if own else [("", 4.0, 4.0), HALVES],
             slots=2 * metadata.integer(f"{kind}.block_count", 0) * kv_heads * width,
-            experts=bool(metadata.integer(f"{kind}.expert_count", 0)),
+            asked=top / count if count else 1.0,
         )
 
 
-def _kept_bytes(tensor: TensorInfo) -> int:
+def _kept(tensor: TensorInfo) -> float:
     kind = HELD_AS.get(tensor.type, tensor.type)
     kind = kind if kind in AS_STORED else TensorType.Q8_0
-    return prod(tensor.shape) * kind.num_bytes // kind.block
+    return kind.num_bytes / kind.block
 
 
 def _of_folder(path: Path) -> ModelSize | None:
@@ -157,22 +200,48 @@ def _of_folder(path: Path) -> ModelSize | None:
         return _of_file(ggufs[0]) if len(ggufs) == 1 else None
     config = json.loads((path / "config.json").read_bytes())
     config |= config.get("text_config") or {}  # of a model that reads more than text
+<<<<<<< HEAD
+=======
+    packs = config.get("model_type") in (*LLAMA_LIKE, *MIXTURES)
+    settings = config.get("quantization_config")
+    in_codes = settings is not None and (is_mxfp4(config) or has_integers(settings))
+    listed = {name: each for file in files for name, each in _header(file).items()}
+    tensors = [_sized(name, each, config, packs) for name, each in listed.items() if not name.endswith(BESIDE_CODES)]
+    experts = next((int(config[name]) for name in EXPERTS if config.get(name)), 0)
+    return ModelSize(
+        tensors,
+        [AS_THEY_ARE] if in_codes else [AS_THEY_ARE, HALVES, *(ROUNDED if packs else ())],
+        slots=_slots(config),
+        asked=int(config.get("num_experts_per_tok") or 0) / experts if experts else 1.0,
+    )
+
+
+def _sized(name: str, header: dict[str, Any], config: dict[str, Any], packs: bool) -> SizedTensor:
+    """A tensor of a folder. Codes and numbers of 16 bits stay as they are where octavo's own decoder runs."""
+    numbers, settings = prod(header["shape"]), config.get("quantization_config") or {}
+    if name.endswith(BLOCKS):
+        return SizedTensor(name, 2 * numbers, Q4)
+    if name.endswith(CODES) or (settings and header["dtype"] == "I8"):
+        in_words = name.endswith(CODES)
+        bits = max(bits_of(settings)) if in_words else 8
+        zeros = has_zeros(settings)
+        is_kept = not (is_reordered(settings) or has_odd_groups(settings) or (bits == 8 and zeros))
+        kept = Q8 if bits == 8 else Q4_ZEROS if zeros else Q4
+        return SizedTensor(name, numbers * 32 // bits if in_words else numbers, kept if is_kept else 4.0)
+    return SizedTensor(name, numbers, 2.0 if packs and header["dtype"] in ("BF16", "F16") else 4.0)
+
+
+def _slots(config: dict[str, Any]) -> int:
+    """Numbers of keys and values of a token; 0: the configuration says it by other names."""
+    if not config.get("num_attention_heads") or not config.get("num_hidden_layers"):
+        return 0
+    if config.get("kv_lora_rank"):
+        width = int(config["kv_lora_rank"]) + int(config.get("qk_rope_head_dim") or 0)
+        return 2 * _attending_layers(config) * width
+>>>>>>> walk23
     heads = int(config["num_attention_heads"])
     width = int(config.get("head_dim") or config["hidden_size"] // heads)
-    kv_heads = int(config.get("num_key_value_heads") or heads)
-    if config.get("quantization_config") is not None:
-        return None  # numbers lie in words there, and `model` says how they are kept
-    listed = {name: each for file in files for name, each in _header(file).items()}
-    headers = listed.values()
-    return ModelSize(
-        sum(prod(each["shape"]) for each in headers),
-        sum(prod(each["shape"]) for name, each in listed.items() if name.endswith(OUTER)),
-        sum(each["data_offsets"][1] - each["data_offsets"][0] for each in headers),
-        kept_as_stored=False,
-        slots=2 * _attending_layers(config) * kv_heads * width,
-        packs=config.get("model_type") in (*LLAMA_LIKE, *MIXTURES),
-        experts=any(config.get(name) for name in ("num_local_experts", "num_experts", "n_routed_experts")),
-    )
+    return 2 * _attending_layers(config) * int(config.get("num_key_value_heads") or heads) * width
 
 
 def _attending_layers(config: dict[str, Any]) -> int:

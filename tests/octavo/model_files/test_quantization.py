@@ -33,6 +33,7 @@ READ = [
     (GPTQ | {"sym": False}, "kept in 4 bits"),
     (GPTQ | {"sym": False, "bits": 8}, "on a CPU decoded to the model's dtype"),
     (GPTQ | {"desc_act": True}, "gptq in 4 bits, in the order of activations: decoded to the model's dtype"),
+    (GPTQ | {"group_size": 48}, "in groups that are not whole blocks of 32 columns: decoded"),
     (GPTQ | {"checkpoint_format": "gptq_v2", "dynamic": {"-:.*down.*": {}}}, "kept in 4 bits"),
     (compressed(), "compressed-tensors in 4 bits: on a CPU kept in 4 bits, on a GPU decoded to the model's dtype"),
     (compressed(WEIGHTS | {"symmetric": False}), "on a CPU kept in 4 bits"),
@@ -89,6 +90,8 @@ def test_what_is_not_read_is_refused_with_its_field_and_a_remedy():
         assert reason in obstacle
         assert obstacle.endswith("use a checkpoint that is not quantized, or a GGUF file")
     assert "opt is none" in find_obstacle(config(AWQ, "opt"))
+    assert "gpt_oss is none" in find_obstacle(config(AWQ, "gpt_oss"))
+    assert find_obstacle(config(AWQ, "qwen3_moe")) == ""
     assert find_obstacle({"model_type": "opt"}) == describe({"model_type": "opt"}) == ""
     assert find_obstacle(config(None)) == describe(config(None)) == ""
 

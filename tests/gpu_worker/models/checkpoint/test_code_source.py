@@ -2,6 +2,8 @@
 
 import json
 import logging
+import random
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,10 +15,15 @@ from differences import difference
 from effort import some
 from gguf.quants import dequantize
 from gguf_models import write_values
+from random_models import random_mixture, save_random
 from safetensors.torch import load_file, save_file
 
 from gpu_worker.models.checkpoint.quantized import open_source
 from gpu_worker.models.checkpoint.weights import FLOATS, BlockSource, SafetensorsSource
+from gpu_worker.models.decoders.config import LlamaConfig
+from gpu_worker.models.decoders.native_llama import LlamaPacking
+from gpu_worker.ops import native
+from octavo.cli.doctor import model_size
 from octavo.request.errors import BadModel
 
 PROMPT = [(7 * i + 3) % 128 for i in range(50)]
@@ -105,6 +112,76 @@ def test_a_model_in_codes_is_the_model_of_their_values(model, name, tiny, load, 
         assert f"/f32+{kept}/in=float32/" in runner.info.numerics
         assert automatic.info.fingerprint != runner.info.fingerprint
         assert 0 < difference(all_logits(automatic, PROMPT), expected) < 5e-3
+
+
+@pytest.mark.skipif(native.load() is None, reason="the extension was not built")
+@pytest.mark.parametrize("name", sorted(FORMS.keys() - {"packed-f32"}))  # whose scales alone tell that
+def test_the_doctor_tells_the_memory_that_they_take(name, tiny, tmp_path):
+    write_codes(tiny("llama-wide").directory, tmp_path / "codes", FORMS[name])
+    content = json.loads((tmp_path / "codes/config.json").read_text())
+    config, extension = LlamaConfig.from_dict(content), native.load()
+    packing = LlamaPacking(opened(tmp_path / "codes"), config, torch.float32, "auto", extension, lambda *_: None)
+    tensors = packing.in_memory().tensors.values()
+    taken = sum(each.data.nbytes for each in tensors)
+    told = re.search(r"weights take ([\d.]+) MiB", model_size.size(str(tmp_path / "codes")).detail)
+    assert told and abs(float(told[1]) - taken / (1 << 20)) < 0.1 * taken / (1 << 20) + 0.5
+
+
+def mixture(kind: str, folder: Path) -> Path:
+    """A small one whose rows are whole groups of 32 columns."""
+    config = random_mixture(random.Random(5), kind)
+    if getattr(config, "head_dim", None):
+        config.head_dim = 32
+    return save_random(config, folder)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "left_out", "kept"),
+    [
+        ("Mixtral", "packed-asymmetric", "", "q4_zeros"),
+        ("Qwen2Moe", "awq", "", "q4_zeros"),
+        ("Qwen2Moe", "awq", "shared_expert", FLOATS),
+        ("Qwen3Moe", "gptq", "", "q4"),
+        ("Qwen3Moe", "gptq", "layers.1.mlp.experts.2.up_proj", FLOATS),
+        ("Glm4Moe", "int8", "", "q8"),
+        ("MiniMaxM2", "gptq-act-order", "", FLOATS),
+    ],
+)
+def test_a_mixture_in_codes_is_the_mixture_of_their_values(
+    kind, name, left_out, kept, load, all_logits, greedy, tmp_path
+):
+    """Its experts stay in codes, unless one of those that have the same inputs is in floats."""
+    source = mixture(kind, tmp_path / "model")
+    form = FORMS[name]
+    meant = write_codes(source, tmp_path / "codes", replace(form, group=32 if form.group else 0), left_out)
+    experts = [
+        x for x in meant if "layers.1" in x and ".experts." in x and not x.endswith(("down_proj.weight", "w2.weight"))
+    ]
+    found = opened(tmp_path / "codes")
+    assert {found.block_format(x) for x in experts} == {kept}
+    assert all(torch.equal(found.get(x), meant[x]) for x in experts)
+    plain = load(write_values(source, tmp_path / "plain", meant), quantization="none")
+    expected = all_logits(plain, PROMPT)
+    assert difference(all_logits(load(tmp_path / "codes", quantization="none"), PROMPT), expected) < 1e-3
+    assert difference(all_logits(load(source, quantization="none"), PROMPT), expected) > 1e-2
+    automatic = load(tmp_path / "codes")
+    assert difference(all_logits(automatic, PROMPT), expected) < 2e-2
+    alone = [greedy(automatic, [prompt], 16)[0] for prompt in PROMPTS]
+    assert greedy(automatic, PROMPTS, 16) == alone
+
+
+def test_an_expert_of_other_blocks_has_those_of_the_others(tmp_path):
+    """A matrix whose zero points happen to be the middle is written as the ones beside it, or it would be rounded."""
+    source = mixture("Qwen3Moe", tmp_path / "model")
+    meant = write_codes(source, tmp_path / "codes", replace(FORMS["gptq"], group=32))
+    stored = load_file(tmp_path / "codes/model.safetensors")
+    name = "model.layers.0.mlp.experts.1.gate_proj"
+    stored[f"{name}.qzeros"] = stored[f"{name}.qzeros"] - 1  # of the first of eight rows
+    save_file(stored, tmp_path / "codes/model.safetensors")
+    found = opened(tmp_path / "codes")
+    beside = f"{name.replace('gate', 'up')}.weight"
+    assert found.block_format(f"{name}.weight") == found.block_format(beside) == "q4_zeros"
+    assert torch.equal(decoded(found.blocks(beside), "q4_zeros"), meant[beside])
 
 
 def test_act_order_is_decoded_and_the_log_says_so(tiny, caplog, tmp_path):

@@ -25,16 +25,18 @@ class Tensors(dict):
 
 
 @pytest.mark.parametrize(
-    ("tile", "quantization", "suffix"),
+    ("model", "tile", "quantization", "suffix"),
     [
-        ((16, 24), {"quant_method": "fp8", "weight_block_size": [16, 24]}, "_scale_inv"),
-        ((0, 0), {"quant_method": "fp8", "activation_scheme": "static"}, "_scale"),
-        ((0, 0), {"quant_method": "fp8", "weight_block_size": None}, "_scale_inv"),
-        ((1, 0), COMPRESSED, "_scale"),
+        ("llama", (16, 24), {"quant_method": "fp8", "weight_block_size": [16, 24]}, "_scale_inv"),
+        ("llama", (0, 0), {"quant_method": "fp8", "activation_scheme": "static"}, "_scale"),
+        ("llama", (0, 0), {"quant_method": "fp8", "weight_block_size": None}, "_scale_inv"),
+        ("llama", (1, 0), COMPRESSED, "_scale"),
+        ("minimax_m2", (16, 24), {"quant_method": "fp8", "weight_block_size": [16, 24]}, "_scale_inv"),
+        ("qwen3_moe", (1, 0), COMPRESSED, "_scale"),
     ],
 )
-def test_an_fp8_model_is_the_model_of_its_exact_values(tile, quantization, suffix, tiny, load, greedy, tmp_path):
-    source = tiny("llama").directory
+def test_an_fp8_model_is_the_model_of_its_exact_values(model, tile, quantization, suffix, tiny, load, greedy, tmp_path):
+    source = tiny(model).directory
     exact = write_fp8(source, tmp_path / "fp8", tile, quantization, suffix)
     prompts = [[5, 4, 3, 2, 1], [77]]
     outputs = greedy(load(tmp_path / "fp8"), prompts, 24)

@@ -56,6 +56,8 @@ MODELS = {  # by a name: the class of the configuration, and its fields
     "ernie4_5-untied": ("Ernie4_5", {**WIDE, "tie_word_embeddings": False}),
     "gpt_oss": ("GptOss", {**MIXTURES["gpt_oss"][1], "swiglu_limit": 7.0}),
     "olmoe-wide": ("Olmoe", {**OLMOE, "hidden_size": 256, "intermediate_size": 256}),
+    "minimax_m2": MIXTURES["minimax_m2"],
+    "seed_oss": TYPES["seed_oss"],
     "dots1": ("Dots1", {**MIXTURES["dots1"][1], **FULL}),
 }
 
@@ -80,7 +82,7 @@ def converted(made, tmp_path):
 
 def test_every_architecture_has_a_model_here():
     kinds = {getattr(transformers, f"{kind}Config").model_type for kind, _ in MODELS.values()}
-    own = {"llama", "ernie4_5", "qwen2moe", "qwen3moe", "dots1", "glm4moe", "gpt-oss", "olmoe"}
+    own = {"llama", "ernie4_5", "qwen2moe", "qwen3moe", "dots1", "glm4moe", "gpt-oss", "minimax-m2", "olmoe"}
     assert {ARCHITECTURES[kind] for kind in kinds} - own == set(THROUGH_TRANSFORMERS)
 
 
@@ -121,6 +123,28 @@ def test_matrices_and_experts_are_those_of_the_file(name, kind, made, converted,
         assert difference(all_logits(load(path, quantization="none"), PROMPT), expected) < 1e-5
         assert kind == "F16" or kind.lower().removesuffix("_0") in fast._decoder.name
     assert difference(expected, made(name).logits(PROMPT)) > 1e-4
+
+
+@pytest.mark.skipif(native.load() is None, reason="the extension was not built")
+def test_experts_of_which_some_are_in_floats_are_refused_with_the_scheme_that_runs_them(converted, load, all_logits):
+    kept = {}
+
+    def without_shared(stored, tensor):
+        if stored.endswith("_shexp.weight") and "gate_inp" not in stored:
+            kept[stored] = tensor.contiguous()
+            return None
+        return tensor
+
+    converted("qwen2_moe", without_shared)
+    path = converted("qwen2_moe", without_shared, extra=kept, kind=gguf.GGMLQuantizationType.Q8_0)
+    with pytest.raises(BadModel, match=r"some experts are in floats .*: say --quantization none"):
+        load(path)
+    assert (
+        difference(
+            all_logits(load(path, quantization="none"), PROMPT), all_logits(load(path, quantization="q8"), PROMPT)
+        )
+        < 0.05
+    )
 
 
 def test_a_second_start_takes_the_converted_weights(converted, load, all_logits, tmp_path):

@@ -1,6 +1,7 @@
 """GGUF weights: number formats, and whole models through a GGUF file and back."""
 
 import re
+from collections.abc import Callable
 
 import gguf
 import numpy as np
@@ -85,6 +86,52 @@ def test_other_architectures_are_refused_by_name(load, tmp_path):
     for name, layers, words in (("output", 1, "has no token_embd"), ("token_embd", 9, "9 layers in 1 tensors")):
         with pytest.raises(BadModel, match=words):
             load(write_bare(tmp_path / f"{name}.gguf", "qwen2", layers, {name: (8, 64)}))
+
+
+def with_settings(**settings: float | str) -> Callable[[gguf.GGUFWriter], None]:
+    """For `describe_tokens`: further settings of a llama, whose names have __ for a dot."""
+
+    def describe(writer: gguf.GGUFWriter) -> None:
+        for name, value in settings.items():
+            add = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
+            add[type(value)](f"llama.{name.replace('__', '.')}", value)
+
+    return describe
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"attention__causal": False}, r"llama\.attention\.causal is false: it predicts no next token"),
+        ({"attention__value_length": 99}, "keys and values have different sizes"),
+        ({"logit_scale": 3.0, "attention__scale": 0.5}, r"does not know, .*: llama\.attention\.scale, llama\.logit_sc"),
+        ({"rope__scaling__type": "longrope"}, r"llama\.rope\.scaling\.type 'longrope' is not read"),
+    ],
+)
+def test_a_setting_that_would_change_tokens_is_refused_by_name(settings, words, tiny, load, tmp_path):
+    write_gguf(tiny("llama").directory, tmp_path / "model.gguf", describe_tokens=with_settings(**settings))
+    with pytest.raises(BadModel, match=words):
+        load(tmp_path / "model.gguf")
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"rope__scale_linear": 4.0}, {"rope_type": "linear", "factor": 4.0}),
+        ({"rope__scaling__factor": 4.0}, {"rope_type": "linear", "factor": 4.0}),
+        ({"rope__scaling__factor": 4.0, "rope__scaling__type": "none", "expert_count": 0}, {}),
+        (
+            {"rope__scaling__type": "yarn", "rope__scaling__factor": 2.0, "rope__scaling__yarn_beta_fast": 8.0},
+            {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 128, "beta_fast": 8.0},
+        ),
+    ],
+)
+def test_positions_are_scaled_as_llama_cpp_scales_them(settings, expected, tiny, tmp_path):
+    """Files of 2023 have a factor without a type, or by another name."""
+    write_gguf(tiny("llama").directory, tmp_path / "model.gguf", describe_tokens=with_settings(**settings))
+    with GgufFile(tmp_path / "model.gguf") as file:
+        found = read_config(file)["rope_parameters"]
+    assert found == {"rope_theta": 10000.0, "partial_rotary_factor": 1.0} | expected
 
 
 def test_half_of_the_factors_of_long_positions_is_refused(tiny, load, tmp_path):
