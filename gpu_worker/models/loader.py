@@ -15,7 +15,7 @@ from gpu_worker.models import generation_config
 from gpu_worker.models.checkpoint.bare_names import PrefixedSource, is_bare
 from gpu_worker.models.checkpoint.kv_scales import KvScaledSource, digest_of, read_scales
 from gpu_worker.models.checkpoint.locate import locate
-from gpu_worker.models.checkpoint.quantized import open_source
+from gpu_worker.models.checkpoint.quantized import decoded, open_source
 from gpu_worker.models.checkpoint.weights import (
     BlockSource,
     CheckpointReader,
@@ -294,10 +294,11 @@ def _decoder(
         from gpu_worker.models.through_transformers.picture_decoder import PictureDecoder
 
         return PictureDecoder.load_with_pictures(path, content, dtype, how.ops, how.device)
-    if isinstance(source, TextSource):
-        tensors = {each: source.get(each).to(dtype) for each in sorted(source.names())}
-        return TransformersDecoder.of_tensors(name, content, tensors, dtype, how.ops, how.device)
-    return TransformersDecoder.load(path, dtype, how.ops, how.device)
+    if not isinstance(source, TextSource) and content.get("quantization_config") is None:
+        return TransformersDecoder.load(path, dtype, how.ops, how.device)
+    plain = {key: value for key, value in content.items() if key != "quantization_config"}
+    tensors = decoded(open_source(source, content), dtype)
+    return TransformersDecoder.of_tensors(name, plain, tensors, dtype, how.ops, how.device)
 
 
 def _op_by_op(

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gpu_worker.models.decoders.config import LLAMA_LIKE, is_llama_like, is_mixture
+from gpu_worker.models.decoders.config import LLAMA_LIKE, is_llama_like
 from gpu_worker.models.decoders.gpt_families import FAMILIES
 from octavo.model_files import quantization
 from octavo.request.errors import BadModel
@@ -111,7 +111,7 @@ def _reason(config: Mapping[str, Any]) -> str:
     if kind in ENCODERS and not config.get("is_decoder"):
         return f"{kind} is an encoder (is_decoder is not set): it fills gaps and predicts no next token"
     if kind in PICTURES:
-        return _only_llama(kind) if config.get("quantization_config") is not None else ""
+        return quantization.find_obstacle(config)
     classes = config.get("architectures") or []
     ends = (*CAUSAL_CLASSES, "Model") if is_llama_like(config) else CAUSAL_CLASSES  # embedding models have no head
     if classes and not any(str(name).endswith(ends) for name in classes):
@@ -128,10 +128,7 @@ def _reason(config: Mapping[str, Any]) -> str:
         return f"{kind} keeps a recurrent state between tokens ({recurrent}), which blocks do not hold"
     if choosing := _layers_of(config, CHOOSING_LAYERS):
         return f"{kind} has layers of kind {choosing}, whose choice of keys paged attention does not make"
-    if config.get("quantization_config") is None:
-        return ""
-    is_read = is_llama_like(config) or is_mixture(config)
-    return quantization.find_obstacle(config) or ("" if is_read else _only_llama(kind))
+    return quantization.find_obstacle(config)
 
 
 def _with_encoder(kind: str, config: Mapping[str, Any]) -> str:
@@ -142,7 +139,7 @@ def _with_encoder(kind: str, config: Mapping[str, Any]) -> str:
     if classes and not any(str(name).endswith(CONDITIONAL_CLASSES) for name in classes):
         named = ", ".join(map(str, classes))
         return f"{named} is no encoder-decoder with an output; those have a class …ForConditionalGeneration"
-    return _only_llama(kind) if config.get("quantization_config") is not None else ""
+    return quantization.find_obstacle(config)
 
 
 def _recurrent_layers(kind: str, config: Mapping[str, Any]) -> str:
@@ -172,13 +169,6 @@ def _text_alone(kind: str, config: Mapping[str, Any]) -> str:
     remedy = f": use a checkpoint of its text part alone, of model_type {part}" if served else ""
     obstacle = f"octavo reads pictures of {', '.join(PICTURES)} alone, and no sound beside text"
     return f"{kind} is made for images or sound beside text, and {obstacle}{remedy}"
-
-
-def _only_llama(kind: str) -> str:
-    return (
-        f"quantized weights are read for Llama-like models, and this {kind} has an activation or rotary positions that "
-        "those do not have: use a checkpoint that is not quantized"
-    )
 
 
 OWN_DECODERS: dict[str, str] = dict.fromkeys((*LLAMA_LIKE, *quantization.MIXTURES), "llama") | dict.fromkeys(

@@ -9,7 +9,7 @@ from typing import Any
 
 REMEDY = "use a checkpoint that is not quantized, or a GGUF file"
 MXFP4 = "mxfp4"  # how gpt-oss is published; no other model is read in it
-LLAMA_LIKE = (  # model types whose quantized files are read, beside those of MIXTURES
+LLAMA_LIKE = (  # model types whose quantized files are multiplied as they are, beside those of MIXTURES
     *("llama", "internlm3", "iquestcoder", "mistral", "qwen2", "qwen3", "smollm3", "phi3"),
 )
 MIXTURES = (  # whose experts the extension multiplies, too
@@ -17,6 +17,12 @@ MIXTURES = (  # whose experts the extension multiplies, too
     *("qwen3_moe", "solar_open"),
 )
 CODED = (*LLAMA_LIKE, *(name for name in MIXTURES if name != "gpt_oss"))  # whose files may be in codes or fp8
+# Models whose files are read neither so nor decoded, as those of models that run through Transformers are.
+UNDECODED = (
+    *("bart", "blenderbot", "blenderbot-small", "bloom", "codegen", "falcon", "gpt2", "gpt-sw3", "gpt_neo", "gpt_oss"),
+    *("gptj", "marian", "mbart", "mpt", "mt5", "pegasus", "plbart", "qwen2_5_vl", "qwen2_vl", "qwen3_vl"),
+    *("qwen3_vl_moe", "t5", "umt5", "whisper"),
+)
 GPTQ_FORMATS = ("gptq", "gptq_v2")  # where zero points are stored minus one, and where they are stored as they are
 INTEGER_FORMATS = ("pack-quantized", "int-quantized")
 BLOCK = 32  # columns that share a scale in the extension's blocks
@@ -39,7 +45,9 @@ def find_obstacle(config: Mapping[str, Any]) -> str:
     obstacle = obstacles[method](content)
     if obstacle:
         return f"quantization_config of {method}: {obstacle}; {REMEDY}"
-    return "" if config.get("model_type") in CODED else _only_llama(config)
+    if config.get("model_type") not in UNDECODED:
+        return ""
+    return f"weights so quantized are not read of {config.get('model_type')}; {REMEDY}"
 
 
 def is_mxfp4(config: Mapping[str, Any]) -> bool:
@@ -61,6 +69,8 @@ def describe(config: Mapping[str, Any]) -> str:
         return f"{method} in 8-bit floats: decoded to the model's dtype"
     bits = sorted(bits_of(content))
     what = f"{method} in {' and '.join(map(str, bits))} bits"
+    if config.get("model_type") not in CODED:
+        return f"{what}: decoded to the model's dtype"
     if is_reordered(content):
         return f"{what}, in the order of activations: decoded to the model's dtype"
     if has_odd_groups(content):
@@ -104,13 +114,6 @@ def _kept(content: Mapping[str, Any], bits: Sequence[int]) -> str:
 def bits_of(content: Mapping[str, Any]) -> set[int]:
     """Of codes."""
     return {each["weights"]["num_bits"] for each in _groups(content)} or {content.get("bits", 4)}
-
-
-def _only_llama(config: Mapping[str, Any]) -> str:
-    return (
-        f"weights so quantized are read for Llama-like models ({', '.join(CODED)}); "
-        f"{config.get('model_type')} is none, so use a checkpoint that is not quantized"
-    )
 
 
 def _awq(content: Mapping[str, Any]) -> str:

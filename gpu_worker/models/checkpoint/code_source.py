@@ -48,6 +48,10 @@ class CodeSource:
     def names(self) -> set[str]:
         return set(self._names)
 
+    def coded_names(self) -> set[str]:
+        """The matrices in codes."""
+        return set(self._stems)
+
     def get(self, name: str) -> Tensor:
         """The tensor; one in codes in float32."""
         if name not in self._stems:

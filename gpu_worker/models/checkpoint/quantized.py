@@ -6,6 +6,9 @@ octavo.model_files.quantization says which of them are read.
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from gpu_worker.models.checkpoint.code_layouts import AwqLayout, CodeLayout, CompressedLayout, GptqLayout
 from gpu_worker.models.checkpoint.code_source import CodeSource
 from gpu_worker.models.checkpoint.fp8_source import open_fp8
@@ -30,3 +33,13 @@ def open_source(source: WeightSource, config: Mapping[str, Any]) -> WeightSource
     if has_integers(quantization):
         return CodeSource(source, LAYOUTS[quantization["quant_method"]](quantization))
     return open_fp8(source, quantization)
+
+
+def decoded(source: WeightSource, dtype: torch.dtype) -> dict[str, Tensor]:
+    """All its tensors in a type; but of matrices in codes no bias of zeros, which some writers add."""
+    tensors = {name: source.get(name).to(dtype) for name in sorted(source.names())}
+    for name in source.coded_names() if isinstance(source, CodeSource) else ():
+        bias = f"{name.removesuffix('.weight')}.bias"
+        if bias in tensors and not tensors[bias].any():
+            del tensors[bias]
+    return tensors

@@ -200,11 +200,9 @@ def _of_folder(path: Path) -> ModelSize | None:
         return _of_file(ggufs[0]) if len(ggufs) == 1 else None
     config = json.loads((path / "config.json").read_bytes())
     config |= config.get("text_config") or {}  # of a model that reads more than text
-<<<<<<< HEAD
-=======
     packs = config.get("model_type") in (*LLAMA_LIKE, *MIXTURES)
     settings = config.get("quantization_config")
-    in_codes = settings is not None and (is_mxfp4(config) or has_integers(settings))
+    in_codes = packs and settings is not None and (is_mxfp4(config) or has_integers(settings))
     listed = {name: each for file in files for name, each in _header(file).items()}
     tensors = [_sized(name, each, config, packs) for name, each in listed.items() if not name.endswith(BESIDE_CODES)]
     experts = next((int(config[name]) for name in EXPERTS if config.get(name)), 0)
@@ -225,7 +223,7 @@ def _sized(name: str, header: dict[str, Any], config: dict[str, Any], packs: boo
         in_words = name.endswith(CODES)
         bits = max(bits_of(settings)) if in_words else 8
         zeros = has_zeros(settings)
-        is_kept = not (is_reordered(settings) or has_odd_groups(settings) or (bits == 8 and zeros))
+        is_kept = packs and not (is_reordered(settings) or has_odd_groups(settings) or (bits == 8 and zeros))
         kept = Q8 if bits == 8 else Q4_ZEROS if zeros else Q4
         return SizedTensor(name, numbers * 32 // bits if in_words else numbers, kept if is_kept else 4.0)
     return SizedTensor(name, numbers, 2.0 if packs and header["dtype"] in ("BF16", "F16") else 4.0)
@@ -238,7 +236,6 @@ def _slots(config: dict[str, Any]) -> int:
     if config.get("kv_lora_rank"):
         width = int(config["kv_lora_rank"]) + int(config.get("qk_rope_head_dim") or 0)
         return 2 * _attending_layers(config) * width
->>>>>>> walk23
     heads = int(config["num_attention_heads"])
     width = int(config.get("head_dim") or config["hidden_size"] // heads)
     return 2 * _attending_layers(config) * int(config.get("num_key_value_heads") or heads) * width

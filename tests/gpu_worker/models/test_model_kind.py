@@ -2,7 +2,9 @@
 
 import pytest
 
-from gpu_worker.models.model_kind import refuse_unservable
+from gpu_worker.models.decoders.gpt_families import FAMILIES
+from gpu_worker.models.model_kind import ENCODED, PICTURES, SPEECH, refuse_unservable
+from octavo.model_files import quantization
 from octavo.request.errors import BadModel
 
 LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}
@@ -25,7 +27,7 @@ REFUSED = [
     ("of-nobody", "XForConditionalGeneration", {"is_encoder_decoder": True}, "of-nobody is an encoder-decoder"),
     ("t5", "T5EncoderModel", {}, "T5EncoderModel is no encoder-decoder with an output"),
     ("bart", "BartForCausalLM", {"is_encoder_decoder": False}, "this bart is the decoder of an encoder-decoder alone"),
-    ("mt5", "MT5ForConditionalGeneration", quantized(quant_method="awq"), "this mt5 has an"),
+    ("mt5", "MT5ForConditionalGeneration", quantized(quant_method="awq"), "are not read of mt5"),
     ("of-nobody", "XForConditionalGeneration", {}, "XForConditionalGeneration predicts no next token"),
     ("hrm_text", "HrmTextForCausalLM", {}, "its layers run several times for a token"),
     ("any", "AnyForCausalLM", {"layer_types": ["minimax_m3_sparse"]}, "layers of kind minimax_m3_sparse, whose choice"),
@@ -37,8 +39,7 @@ REFUSED = [
     ("qwen3_moe", "XForCausalLM", quantized(quant_method="mxfp4"), "weights quantized by 'mxfp4'"),
     ("llama", "LlamaForCausalLM", {"quantization_config": "fp8"}, "is no object"),
     ("llama", "XForCausalLM", quantized(quant_method="compressed-tensors"), "config_groups does not say"),
-    ("opt", "OPTForCausalLM", quantized(quant_method="fp8"), "opt is none"),
-    ("llama", "LlamaForCausalLM", quantized(quant_method="awq") | {"hidden_act": "relu"}, "this llama has an"),
+    ("bloom", "BloomForCausalLM", quantized(quant_method="fp8"), "are not read of bloom"),
 ]  # fmt: skip
 
 
@@ -70,3 +71,9 @@ def test_no_weights_are_read_of_a_model_that_is_refused(tmp_path, load):
     (tmp_path / "config.json").write_text('{"model_type": "rwkv", "architectures": ["RwkvForCausalLM"]}')
     with pytest.raises(BadModel, match="keeps a recurrent state"):
         load(tmp_path)
+
+
+def test_quantized_files_are_read_of_all_types_but_those_that_neither_octavo_nor_transformers_decodes():
+    whole = {*FAMILIES, *PICTURES, *ENCODED, *SPEECH, "gpt_oss"}
+    assert set(quantization.UNDECODED) == whole
+    assert not set(quantization.CODED) & whole

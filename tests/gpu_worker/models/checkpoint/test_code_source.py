@@ -17,6 +17,7 @@ from gguf.quants import dequantize
 from gguf_models import write_values
 from random_models import random_mixture, save_random
 from safetensors.torch import load_file, save_file
+from transformers_types import SMALL
 
 from gpu_worker.models.checkpoint.quantized import open_source
 from gpu_worker.models.checkpoint.weights import FLOATS, BlockSource, SafetensorsSource
@@ -112,6 +113,19 @@ def test_a_model_in_codes_is_the_model_of_their_values(model, name, tiny, load, 
         assert f"/f32+{kept}/in=float32/" in runner.info.numerics
         assert automatic.info.fingerprint != runner.info.fingerprint
         assert 0 < difference(all_logits(automatic, PROMPT), expected) < 5e-3
+
+
+@pytest.mark.parametrize("name", ["awq", "gptq", "packed-asymmetric", "int8"])
+def test_codes_of_a_model_through_transformers_are_decoded(name, tiny, load, all_logits, tmp_path):
+    meant = write_codes(
+        tiny("granite-wide", "Granite", {**SMALL, "hidden_size": 256, "intermediate_size": 256}).directory,
+        tmp_path / "codes",
+        FORMS[name],
+    )
+    plain = load(write_values(tiny("granite-wide").directory, tmp_path / "plain", meant))
+    runner = load(tmp_path / "codes")
+    assert runner._decoder.name == "transformers:granite"
+    assert torch.equal(all_logits(runner, PROMPT), all_logits(plain, PROMPT))
 
 
 @pytest.mark.skipif(native.load() is None, reason="the extension was not built")
