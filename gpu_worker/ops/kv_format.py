@@ -45,7 +45,8 @@ def paged_as(layer: Tensor, num_kv_heads: int, head_dim: int) -> Tensor:
     if layer.shape[1] == num_kv_heads and layer.shape[4] == wide:
         return layer
     numbers = num_kv_heads * 2 * block_size * wide
-    return layer.flatten(1)[:, :numbers].unflatten(1, (num_kv_heads, 2, block_size, wide))
+    pages: Tensor = layer.flatten(1)[:, :numbers].unflatten(1, (num_kv_heads, 2, block_size, wide))
+    return pages
 
 
 def raw(stored: Tensor) -> Tensor:
