@@ -119,7 +119,7 @@ class EncodedRows:
     lengths: list[int]  # of each sequence: how many of its leading tokens the encoder reads
     states: Tensor  # [num_rows, size]: what it gave for those of them that the step has
     # Of each sequence, where a model asks: the tokens of its decoder up to the end of its chunk, and how many of them
-    # are of the prompt.
+    # are of the prompt. Empty: the branch may write one token alone, so that nothing else is to be kept out.
     decoded: Sequence[tuple[Sequence[int], int]] = ()
 
 

@@ -96,7 +96,10 @@ class SoundBank(PictureBank):
                     found.append(self._states_of(sound, end - length, min(end, sound.end)))
         states = torch.cat(found[1:]) if found[1:] else found[0]
         decoded = [
-            (seat.run_tokens(seat.num_encoded, end), seat.num_prompt - seat.num_encoded)
+            (
+                [] if len(seat.params.allowed_token_ids) == 1 else seat.run_tokens(seat.num_encoded, end),
+                seat.num_prompt - seat.num_encoded,
+            )
             for seat, end in zip(seats, step.ends, strict=True)
         ]
         batch.encoded = EncodedRows([seat.num_encoded for seat in seats], states.to(self._device), decoded)

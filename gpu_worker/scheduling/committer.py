@@ -113,7 +113,7 @@ class Committer:
         branch.cumulative_logprob += score.rank_logprob
         if params.logprobs is not None and len(item.scores) + 1 == len(item.token_ids):
             item.scores = (*item.scores, score)
-        if params.ranked:
+        if params.ranked or (item.finish and params.summed):
             item.cumulative_logprob = branch.cumulative_logprob
 
     # Drafts

@@ -144,6 +144,8 @@ class AsyncClient:
         on_utterance: Callable[[Utterance], None] | None = None,
         condition_on_previous_text: bool = False,
         temperature_increment_on_fallback: float = 0.0,
+        no_speech_threshold: float | None = None,
+        logprob_threshold: float | None = None,
         **options: Unpack[RequestArguments],
     ) -> Transcript:
         """All that is said in a sound of any length, and when: by one request after another, each of a part of it.
@@ -152,14 +154,18 @@ class AsyncClient:
         text as soon as its end is known. With `condition_on_previous_text` the model goes on from what it has written
         of the parts before, which keeps names and style, and mistakes. With `temperature_increment_on_fallback`, such
         as 0.2, a part whose output repeats itself or is unlikely is asked for again, at a temperature so much higher,
-        up to 1, and texts come when their part is believed. `options` are those of `generate`, for each part;
-        temperature 0 is the default, `request_id` begins the ids of all parts, and `deadline_s` is for all of them.
+        up to 1, and texts come when their part is believed. With `no_speech_threshold`, such as 0.6, a part is left out
+        if its output is unlikely and it is likelier than this that nobody speaks there; an output is unlikely whose
+        average log probability is below `logprob_threshold`, by default -1. `options` are those of `generate`, for
+        each part; temperature 0 is the default, `request_id` begins the ids of all parts, and `deadline_s` is for all.
         """
         from octavo.client.transcripts import Transcriber
+        from octavo.pictures.long_speech import SpeechOptions
 
-        return await Transcriber(
-            *(self, speech, on_utterance, options, condition_on_previous_text, temperature_increment_on_fallback)
-        ).run()
+        how = SpeechOptions(
+            *(condition_on_previous_text, temperature_increment_on_fallback, no_speech_threshold, logprob_threshold)
+        )
+        return await Transcriber(self, speech, on_utterance, options, how).run()
 
     def attach(
         self,

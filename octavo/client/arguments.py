@@ -32,7 +32,9 @@ class Speech:
 
     sound: bytes  # of a file of WAV
     language: str = ""  # such as "en"; a model of several languages needs it
-    task: str = ""  # "transcribe", "translate" into English, or "language": which it is; empty: the first
+    # "transcribe", "translate" into English, "language": which it is, or "no_speech": whether somebody speaks, as the
+    # output's score says; empty: the first
+    task: str = ""
     previous_text: str = ""  # what was said before
     times: bool = False  # whether tokens of the output say when its texts are spoken
     previous_token_ids: Sequence[int] = ()  # what the model has written of that, behind the text before

@@ -60,6 +60,7 @@ class Event:
     prompt_logprobs: tuple[Logprobs, ...] = ()
     first_prompt_position: int = 0  # of the first of `prompt_logprobs` in the prompt
     finish_reason: FinishReason = FinishReason.NONE
+    score: float | None = None  # of the branch, with finish_reason: see Output
     finished: StreamEnd | None = None
     resume_token: bytes = field(default=b"", repr=False)
 
@@ -73,6 +74,8 @@ class Output:
     token_ids: tuple[int, ...]
     finish_reason: FinishReason
     logprobs: tuple[Logprobs, ...] = ()
+    # The sum of the log probabilities by which branches are ranked; with logprobs and without stop strings, of these.
+    score: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +112,7 @@ def output_of(index: int, events: Sequence[Event]) -> Output:
         token_ids=tuple(token for event in events for token in event.token_ids),
         finish_reason=next((event.finish_reason for event in events if event.finish_reason), FinishReason.NONE),
         logprobs=tuple(item for event in events for item in event.logprobs),
+        score=next((event.score for event in events if event.score is not None), None),
     )
 
 
@@ -170,6 +174,7 @@ def event_of(message: inference_pb2.GenerateEvent) -> Event:
         prompt_logprobs=_logprobs(message.prompt_logprobs) if message.prompt_logprobs else (),
         first_prompt_position=message.first_prompt_position,
         finish_reason=finish_from_wire(message.finish_reason),
+        score=message.score if message.HasField("score") else None,
         finished=_finished(message.finished) if message.HasField("finished") else None,
         resume_token=message.resume_token,
     )

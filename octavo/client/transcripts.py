@@ -4,28 +4,31 @@ import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from typing import Protocol, Unpack
+from typing import Protocol, Unpack, cast
 
 from octavo.client.arguments import Prompt, RequestArguments, Speech
-from octavo.client.events import Completion, Model, RequestStatus, Transcript, Utterance
+from octavo.client.events import Completion, Model, Transcript, Utterance
 from octavo.client.stream import AsyncStream
 from octavo.pictures.long_speech import (
     MOST_TOKENS,
     LongSpeech,
+    SpeechOptions,
     SpeechPart,
     SpeechPiece,
     SpokenText,
     check_id,
     left_s,
+    probability_of,
     refuse_beside_times,
     rising,
 )
 from octavo.pictures.wav_file import FRAMES_A_SECOND, WavFile
 from octavo.request import ids, limits
-from octavo.request.errors import InvalidArgument, NotFound
+from octavo.request.errors import InvalidArgument
 
 BESIDE = 64 * 1024  # bytes of a message that are not of its sound
-LANGUAGE = "language"
+LANGUAGE, NO_SPEECH = "language", "no_speech"  # tasks
+OF_ALL = ("model", "priority", "lora", "keep_on_disconnect")  # options of requests that are not for text
 BRANCHES = ("n", "best_of", "beam_width")
 
 
@@ -35,8 +38,6 @@ class AskedClient(Protocol):
     def generate(self, prompt: Prompt, /, **options: Unpack[RequestArguments]) -> AsyncStream: ...
 
     async def complete(self, prompt: Prompt, /, **options: Unpack[RequestArguments]) -> Completion: ...
-
-    async def get(self, request_id: str) -> RequestStatus: ...
 
     async def models(self) -> list[Model]: ...
 
@@ -51,8 +52,7 @@ class Transcriber:
     speech: Speech
     on_utterance: Callable[[Utterance], None] | None
     options: RequestArguments
-    condition_on_previous_text: bool = False
-    temperature_increment_on_fallback: float = 0.0
+    how: SpeechOptions
 
     async def run(self) -> Transcript:
         """Raises what a request raises, with the second of the sound in its message."""
@@ -61,20 +61,20 @@ class Transcriber:
                 raise InvalidArgument(field, "does not go with a sound of several parts, of which one text is made")
         name = self.options.get("request_id") or ids.new_request_id()
         check_id(name)
+        self.how.check_thresholds()
         refuse_beside_times(self.options.get)
         given = self.options.get("deadline_s")
         ends_at = None if given is None else time.monotonic() + given
         file = self._file()
         model = await self._model()
         self.options = {"temperature": 0.0, "max_tokens": MOST_TOKENS, **self.options}
-        temperatures = rising(self.options.get("temperature") or 0.0, self.temperature_increment_on_fallback)
+        temperatures = rising(self.options.get("temperature") or 0.0, self.how.temperature_increment)
         heard = LongSpeech(
             *(file, model.heard_ms * FRAMES_A_SECOND // 1000, model.first_time_token, model.vocab_size),
             temperatures,
-            self.condition_on_previous_text,
+            self.how,
         )
-        if len(temperatures) > 1:
-            self.options.setdefault("logprobs", 0)
+        self.options.setdefault("logprobs", 0)
         language = self.speech.language or await self._language(file.part(0, heard.heard_at_once), ends_at)
         utterances: list[Utterance] = []
 
@@ -85,17 +85,16 @@ class Transcriber:
             )
             async with aclosing(self.client.generate(speech, **options)) as stream:
                 async for event in stream:
-                    logprobs = [each.chosen.logprob for each in event.logprobs]
-                    yield SpeechPiece(event.token_ids, event.finish_reason, logprobs)
+                    yield SpeechPiece(event.token_ids, event.finish_reason, event.score)
 
-        async def was_asked(part: SpeechPart) -> bool:
-            try:
-                await self.client.get(part.id_of(name))
-            except NotFound:
-                return False
-            return True
+        async def ask_silence(part: SpeechPart) -> float:
+            speech = replace(self._checked(part.sound), language="", task=NO_SPEECH, previous_token_ids=part.before)
+            options = cast("RequestArguments", {key: each for key, each in self.options.items() if key in OF_ALL})
+            options |= RequestArguments(request_id=part.silence_id_of(name), deadline_s=left_s(ends_at))
+            [output] = (await self.client.complete(speech, **options)).outputs
+            return probability_of(output.score, output.finish_reason)
 
-        async with aclosing(heard.texts(ask, was_asked)) as texts:
+        async with aclosing(heard.texts(ask, ask_silence)) as texts:
             async for each in texts:
                 utterance = await self._utterance(each, model)
                 if utterance.text.strip():

@@ -121,7 +121,7 @@ class Record:
     finishes: tuple[FinishReason, ...] = ()
     num_tokens: tuple[int, ...] = ()  # the journal's length
     final_lengths: tuple[int, ...] = ()  # tokens delivered, which are fewer than journalled where a stop string cut
-    scores: tuple[float | None, ...] = ()  # sum of log probabilities, once the branch has ended, if branches are ranked
+    scores: tuple[float | None, ...] = ()  # sum of log probabilities, once the branch has ended, if they are summed
     failure: str = ""  # JSON of octavo.request.errors.Failure; empty: none
     cached_tokens: int = 0  # of the prompt, that the owner which wrote the first token had found in its prefix cache
     retain_ms: int = 0  # how long the record is kept after the end; 0: as long as the store keeps any

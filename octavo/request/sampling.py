@@ -224,6 +224,14 @@ class SamplingParams:
         """Whether branches are ranked. Then no branch is delivered before all have ended."""
         return self.beam_width > 0 or self.best_of > self.n
 
+    @property
+    def summed(self) -> bool:
+        """Whether the record keeps the sum of the log probabilities of each branch that has ended.
+
+        Where a router's stop string may end it, nobody knows the sum at that token unless branches are ranked.
+        """
+        return self.ranked or (self.logprobs is not None and not self.stop)
+
 
 class SamplingArguments(TypedDict, total=False):
     """The fields of SamplingParams, as a caller may write them. None means the default."""

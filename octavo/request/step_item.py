@@ -25,7 +25,7 @@ class StepItem:
     failure: Failure | None = None  # with FinishReason.ERROR
     scores: Sequence[TokenScore] = ()  # one per token, if the request asks for log probabilities
     prompt_scores: Sequence[TokenScore] = ()  # of prompt[1:], in branch 0's first item, if asked for
-    cumulative_logprob: float | None = None  # the branch's score up to here, if branches are ranked
+    cumulative_logprob: float | None = None  # the branch's score up to here, if branches are ranked; else with its end
     cached_tokens: int | None = None  # prompt tokens found in the prefix cache; in the first item of a sequence
     prefill_ms: int | None = None  # since the first step here with this sequence; with cached_tokens, or not known
     num_drafts: int = 0  # tokens that were guessed for the branch here; with the branch's end

@@ -201,7 +201,7 @@ class AppendItem:
     token_ids: tuple[int, ...] | list[int]
     finish: FinishReason = FinishReason.NONE
     failure: str = ""
-    score: float | None = None  # with finish, if branches are ranked
+    score: float | None = None  # with finish, if log probabilities are summed
     cached_tokens: int = 0  # of the prompt, found in the prefix cache; with the first token of a sequence
 
     @property

@@ -19,6 +19,7 @@ from octavo.request.sampling import SamplingParams
 DIGEST_BYTES = 16
 TRANSCRIBE = "transcribe"
 NAME_LANGUAGE = "language"  # the task of which the output is the token of a language
+NO_SPEECH = "no_speech"  # that of which the output is the token that says that nobody speaks: its probability counts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +39,11 @@ class SpeechSupport:
         """The token of the time 0. Each one after it is of a time that is 0.02 s later."""
         return self.no_timestamps + 1
 
+    @property
+    def no_speech(self) -> int:
+        """The token that says that nobody speaks, as Transformers finds it."""
+        return self.no_timestamps - 1
+
     def start_of(
         self, language: str, task: str, previous: Sequence[int], field: str, *, times: bool = False
     ) -> list[int]:
@@ -48,10 +54,12 @@ class SpeechSupport:
         language = language.lower()
         before = [self.previous, *previous[-self.max_previous :]] if previous else []
         end = [] if times else [self.no_timestamps]
-        if task == NAME_LANGUAGE and self.languages:
-            if language or previous or times:
-                raise InvalidArgument(f"{field}.task", "asks which language it is: send the sound alone")
-            return [self.start]
+        if task == NO_SPEECH and (language or times):
+            raise InvalidArgument(f"{field}.task", "asks whether somebody speaks: leave out language and times")
+        if task == NAME_LANGUAGE and self.languages and (language or previous or times):
+            raise InvalidArgument(f"{field}.task", "asks which language it is: send the sound alone")
+        if task == NO_SPEECH or (task == NAME_LANGUAGE and self.languages):
+            return [*before, self.start]
         if not self.languages:
             if language not in ("", "en") or task not in ("", TRANSCRIBE):
                 raise InvalidArgument(
@@ -78,8 +86,8 @@ class SpeechSupport:
         end = named[len(wanted) :]
         is_known = len(named) >= len(wanted) and end in ([], [self.no_timestamps]) and place < len(tokens)
         is_known = is_known and all(token in known for token, known in zip(named, wanted, strict=False))
-        if not named and not before and self.languages and place < len(tokens):
-            return  # it is asked for the language
+        if not named and place < len(tokens):
+            is_known = True  # it is asked which language it is, or whether somebody speaks
         if before and not (before[0] == self.previous and 1 < len(before) <= self.max_previous + 1):
             is_known = False
         if not is_known:

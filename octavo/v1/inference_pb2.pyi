@@ -173,7 +173,7 @@ class GenerateRequest(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., text: _Optional[str] = ..., raw_text: _Optional[bytes] = ..., token_ids: _Optional[_Union[_types_pb2.TokenIds, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., speech: _Optional[_Union[Speech, _Mapping]] = ..., sampling: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., priority: _Optional[_Union[Priority, str]] = ..., on_disconnect: _Optional[_Union[OnDisconnect, str]] = ..., truncate_prompt_tokens: _Optional[int] = ..., add_special_tokens: bool = ..., bad_words: _Optional[_Iterable[str]] = ..., prefix: _Optional[str] = ..., lora: _Optional[str] = ..., keep_prompt_start: bool = ...) -> None: ...
 
 class GenerateEvent(_message.Message):
-    __slots__ = ("request_id", "branch", "first_index", "token_ids", "text", "logprobs", "prompt_logprobs", "resume_token", "finish_reason", "finished", "first_prompt_position")
+    __slots__ = ("request_id", "branch", "first_index", "token_ids", "text", "logprobs", "prompt_logprobs", "resume_token", "finish_reason", "finished", "first_prompt_position", "score")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     BRANCH_FIELD_NUMBER: _ClassVar[int]
     FIRST_INDEX_FIELD_NUMBER: _ClassVar[int]
@@ -185,6 +185,7 @@ class GenerateEvent(_message.Message):
     FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
     FIRST_PROMPT_POSITION_FIELD_NUMBER: _ClassVar[int]
+    SCORE_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     branch: int
     first_index: int
@@ -196,7 +197,8 @@ class GenerateEvent(_message.Message):
     finish_reason: _types_pb2.FinishReason
     finished: Finished
     first_prompt_position: int
-    def __init__(self, request_id: _Optional[str] = ..., branch: _Optional[int] = ..., first_index: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., text: _Optional[str] = ..., logprobs: _Optional[_Iterable[_Union[_types_pb2.Logprobs, _Mapping]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[_types_pb2.Logprobs, _Mapping]]] = ..., resume_token: _Optional[bytes] = ..., finish_reason: _Optional[_Union[_types_pb2.FinishReason, str]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., first_prompt_position: _Optional[int] = ...) -> None: ...
+    score: float
+    def __init__(self, request_id: _Optional[str] = ..., branch: _Optional[int] = ..., first_index: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., text: _Optional[str] = ..., logprobs: _Optional[_Iterable[_Union[_types_pb2.Logprobs, _Mapping]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[_types_pb2.Logprobs, _Mapping]]] = ..., resume_token: _Optional[bytes] = ..., finish_reason: _Optional[_Union[_types_pb2.FinishReason, str]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., first_prompt_position: _Optional[int] = ..., score: _Optional[float] = ...) -> None: ...
 
 class Finished(_message.Message):
     __slots__ = ("usage", "failure")

@@ -11,7 +11,7 @@ from octavo.v1 import inference_pb2
 from octavo.wire.public import sampling_bytes
 
 # Grows by one with each change of protos/octavo/v1 that a client could notice, such as a new sampling parameter.
-SCHEMA_REVISION = max(16, *(row.since for row in PARAMETERS.values()))
+SCHEMA_REVISION = max(17, *(row.since for row in PARAMETERS.values()))
 
 
 def request_hash(request: inference_pb2.GenerateRequest, params: SamplingParams) -> bytes:

@@ -248,9 +248,9 @@ class Delivery:
         """The number of output tokens of all returned branches."""
         return sum(self.readers[branch].next_index for branch in self._returned_branches())
 
-    def returned_scores(self) -> list[float | None] | None:
-        """The scores of the returned branches, once all have ended. None if branches do not compete."""
-        return [self.branch_scores[branch] for branch in self._returned_branches()] if self._params.ranked else None
+    def score_of(self, returned: int) -> float | None:
+        """The score of a returned branch that has ended; None if log probabilities are not summed, or not known."""
+        return self.branch_scores[self._returned_branches()[returned]] if self._params.summed else None
 
     def _returned_branches(self) -> Sequence[int]:
         return range(self._params.n) if self._ranked is None else rank(self.branch_scores, self._params.n)

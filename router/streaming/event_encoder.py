@@ -79,6 +79,8 @@ class EventEncoder:
             event.logprobs.extend(score_to_wire(score) for score in piece.token_scores)
         if piece.finish:
             event.finish_reason = finish_to_wire(piece.finish)
+            if (score := self._delivery.score_of(piece.branch)) is not None:
+                event.score = score
         return event
 
     def _prompt_events(self, next_index: int, resume_token: bytes) -> list[Event]:

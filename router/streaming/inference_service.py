@@ -200,16 +200,15 @@ async def whole_answer(session: Session) -> inference_pb2.CompleteResponse:
             output.token_ids.extend(event.token_ids)
             output.logprobs.extend(event.logprobs)
             output.finish_reason = event.finish_reason or output.finish_reason
+            if event.HasField("score"):
+                output.score = event.score
             response.prompt_logprobs.extend(event.prompt_logprobs)
             response.request_id = event.request_id
             if event.HasField("finished"):
                 if event.finished.HasField("failure"):
                     raise failure_from_wire(event.finished.failure).error()
                 response.usage.CopyFrom(event.finished.usage)
-    scores = session.returned_scores()
-    for returned, (_, (output, texts)) in enumerate(sorted(outputs.items())):
+    for _, (output, texts) in sorted(outputs.items()):
         output.text = "".join(texts)
-        if scores is not None and (score := scores[returned]) is not None:
-            output.score = score
         response.outputs.append(output)
     return response

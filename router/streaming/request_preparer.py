@@ -32,9 +32,9 @@ from router.streaming.prompts.grammar_checks import GrammarChecks
 from router.streaming.prompts.picture_prompts import PicturePrompts
 from router.streaming.prompts.prefixed import with_prefix
 from router.streaming.prompts.prompt_ends import (
+    asking_of_sound,
     check_truncation,
     encoded_text,
-    naming_language,
     refuse_encoded,
     refuse_unspoken,
     truncated,
@@ -97,7 +97,7 @@ class RequestPreparer:
         self.pictures.check_chat(request.chat, model)
         if params.stop and not model.tokenizer.has_text:
             raise no_tokenizer("send stop_token_ids instead of stop")
-        params = without_words(naming_language(params, request, model), request.bad_words, model)
+        params = without_words(asking_of_sound(params, request, model), request.bad_words, model)
         try:
             params = with_thinking_marks(params, model.tokenizer)
         except InvalidArgument as error:

@@ -229,10 +229,6 @@ class Session:
             for place, output in zip(places, outputs, strict=False)
         ]
 
-    def returned_scores(self) -> list[float | None] | None:
-        """The scores of the returned branches, once all have ended. None if branches do not compete."""
-        return self._delivery.returned_scores()
-
     async def next_events(self) -> list[Event]:
         """Waits for the next events. Returns an empty list after the terminal event."""
         while not self._delivery.ended:

@@ -42,7 +42,8 @@ async def test_outputs_are_those_of_the_runner(world, oracle):
 
 
 async def test_every_token_has_its_log_probability(world):
-    """The last token has one too, although the store's notice of the end overtakes the worker's stream."""
+    """The last token has one too, although the store's notice of the end overtakes the worker's stream. Their sum is
+    kept, but not where a router may end the output itself."""
     await world.start()
     client = world.client()
     params = replace(GREEDY, logprobs=2, prompt_logprobs=1)
@@ -53,6 +54,11 @@ async def test_every_token_has_its_log_probability(world):
             assert [score.chosen.token_id for score in output.logprobs] == list(output.token_ids)
             assert all(len(score.top) == 2 for score in output.logprobs)
             assert len(completion.prompt_logprobs) == len(PROMPT) - 1
+            assert output.score == pytest.approx(sum(score.chosen.logprob for score in output.logprobs))
+            *_, last = [event async for event in client.attach(completion.request_id)]
+            assert (last.score, last.logprobs) == (output.score, ())
+    for more in ({"logprobs": None}, {"stop": ("no such text",)}):
+        assert (await client.complete(PROMPT, replace(params, **more))).outputs[0].score is None
 
 
 async def test_the_deadline_ends_what_waits_and_what_runs(world):

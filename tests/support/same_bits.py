@@ -124,6 +124,7 @@ class Engine(MigrationBench):
             key = f"{item.seq_id}.{item.branch}"
             self.tokens[key] = [*self.tokens.get(key, ())[: item.first_index], *item.token_ids]
             self.scores[key] = [*self.scores.get(key, ())[: item.first_index], *item.scores]
+            self.totals[key] = item.cumulative_logprob
         return plan, result
 
     def swap(self, case: Case, operation: str) -> None:

@@ -12,6 +12,7 @@ import tokenizers
 import torch
 import transformers
 from folder_llama import save_noisy
+from transformers.generation.logits_process import WhisperNoSpeechDetection
 
 SPECIAL = ["<|endoftext|>", "<|startoftranscript|>", "<|en|>", "<|de|>", "<|translate|>", "<|transcribe|>"]
 SPECIAL += ["<|startofprev|>", "<|notimestamps|>"]
@@ -125,6 +126,28 @@ class TinySpeech:
             (*(min(most, round(100 * float(each[name]))) for name in ("start", "end")), tuple(each["tokens"].tolist()))
             for each in found["segments"][0]
         ]
+
+    def judged_texts(
+        self, samples: list[float], **given: object
+    ) -> tuple[list[tuple[int, int, tuple[int, ...]]], list[tuple[float, float, float]]]:
+        """The same, and how Transformers judges each part: the mean log probability of its tokens, how much they repeat
+        themselves, and how likely it is that nobody speaks."""
+        model, found = self.model, []
+        judge = model._need_fallback
+
+        def noted(tokens, outputs, index, processors, config, vocab_size, temperature):
+            mean = model._retrieve_avg_logprobs(outputs[index]["scores"], tokens, temperature)
+            [silence] = [each.no_speech_prob for each in processors if isinstance(each, WhisperNoSpeechDetection)]
+            ratio = model._retrieve_compression_ratio(tokens, vocab_size)
+            found.append((float(mean), ratio, float(silence[index])))
+            return judge(tokens, outputs, index, processors, config, vocab_size, temperature)
+
+        model._need_fallback = noted
+        try:
+            options = {"temperature": (0.0,), "logprob_threshold": -1.0, "no_speech_threshold": 1.0, **given}
+            return self.texts(samples, **options), found
+        finally:
+            del model._need_fallback
 
     def features(self, samples: list[float]) -> torch.Tensor:
         return self.extractor(samples, sampling_rate=16000, return_tensors="pt").input_features

@@ -194,6 +194,9 @@ class Deliveries:
                 assert (got, finish) == (expected, reason), f"{request}"
             if request.params.ranked and got and branch in request.logprobs:
                 assert request.logprobs[branch] == pytest.approx(self.model.logprob(request, got))
+            elif branch in request.logprobs and len(request.scores[branch]) == len(got):
+                assert request.logprobs[branch] == pytest.approx(sum(each.logprob for each in request.scores[branch]))
+                self.counts["sums"] += 1
 
     def fits(self, request: Request) -> bool:
         """Whether the beams of a search fit the worker's memory together, however little they share."""

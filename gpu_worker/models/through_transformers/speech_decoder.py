@@ -155,9 +155,13 @@ class SpeechDecoder(EncoderDecoder):
         return EncoderSupport(start=(start,), max_encoded=positions, max_output=most, speech=speech), positions + most
 
     def _refuse(self, logits: Tensor, batch: TokenBatch, rows: Tensor) -> None:
-        """After the first token of all comes a language, of which Transformers refuses none."""
-        last = batch.token_ids[rows]
-        named = last == self._speech.start if self._speech.languages else torch.zeros_like(last, dtype=torch.bool)
+        """What comes after the first token of all is a language, of which Transformers refuses none, or is only asked
+        for its probability."""
+        last, encoded = batch.token_ids[rows], cast("EncodedRows", batch.encoded)
+        named = last == self._speech.start
+        if not self._speech.languages:
+            asked = [not tokens for tokens, _ in encoded.decoded] or [False] * len(encoded.lengths)
+            named &= torch.tensor(asked, device=rows.device)[_owners(batch, rows)]
         for tokens, where in (
             (self._refused, ~named),
             (self._refused_first, last == self._speech.no_timestamps),
@@ -165,16 +169,16 @@ class SpeechDecoder(EncoderDecoder):
             chosen = where.nonzero()
             if len(tokens) and len(chosen):
                 logits[chosen, tokens] = -torch.inf
-        self._keep_times(logits, batch, rows)
+        self._keep_times(logits, batch, rows, encoded)
 
-    def _keep_times(self, logits: Tensor, batch: TokenBatch, rows: Tensor) -> None:
+    def _keep_times(self, logits: Tensor, batch: TokenBatch, rows: Tensor, encoded: EncodedRows) -> None:
         """Keeps the rules of times in the rows of sequences whose text has some."""
-        encoded, has_times = cast("EncodedRows", batch.encoded), self._speech.has_times
+        has_times = self._speech.has_times
         timed = [len(tokens) >= count and has_times(tokens[:count]) for tokens, count in encoded.decoded]
         if not any(timed):
             return
-        owners = torch.bucketize(rows, batch.cu_q[1:], right=True).tolist()
-        for row, owner, place in zip(logits, owners, batch.positions[rows].tolist(), strict=True):
+        owners, places = _owners(batch, rows).tolist(), batch.positions[rows].tolist()
+        for row, owner, place in zip(logits, owners, places, strict=True):
             if timed[owner]:
                 tokens, num_prompt = encoded.decoded[owner]
                 self._times.confine(row, tokens[num_prompt : place + 1 - encoded.lengths[owner]])
@@ -185,6 +189,11 @@ class SpeechDecoder(EncoderDecoder):
 
     def _own_inputs(self, encoded: list[int]) -> dict[str, Tensor]:
         return {"input_features": self._sounds.features(_noise(len(encoded)))}
+
+
+def _owners(batch: TokenBatch, rows: Tensor) -> Tensor:
+    """Of which sequence each row is."""
+    return torch.bucketize(rows, batch.cu_q[1:], right=True)
 
 
 def _check_features(path: Path) -> None:

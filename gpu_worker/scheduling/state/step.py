@@ -123,7 +123,8 @@ def branch_item(
         if len(branch.repeated_scores) == branch.num_to_repeat:
             item.scores = tuple(branch.repeated_scores)
         branch.num_to_repeat, branch.repeated_scores = 0, []
-    if sequence.params.ranked and branch.first_unscored == sys.maxsize:  # else a replay has not scored all tokens yet
+    told = sequence.params.ranked or (finish and sequence.params.summed)
+    if told and branch.first_unscored == sys.maxsize:  # else a replay has not scored all tokens yet
         item.cumulative_logprob = branch.cumulative_logprob
     if finish:
         item.num_drafts, item.num_accepted_drafts = branch.num_drafts, branch.num_accepted_drafts

@@ -1,11 +1,12 @@
 """POST /v1/audio/transcriptions: a sound, and how what is said there is written down."""
 
+import math
 from dataclasses import dataclass
-from typing import NamedTuple
 
-from octavo.pictures.long_speech import MOST_TOKENS
+from octavo.pictures.long_speech import INCREMENT, LOGPROB_THRESHOLD, MOST_TOKENS, NO_SPEECH_THRESHOLD, SpeechOptions
 from octavo.request.ids import new_request_id
 from octavo.request.limits import NumberRange
+from octavo.text.encoded_prompt import NO_SPEECH
 from octavo.v1 import inference_pb2
 from router.http.bodies.common_fields import AskedAnswer, read_common, read_max_tokens
 from router.http.bodies.field_reader import FieldReader
@@ -14,20 +15,13 @@ from router.http.bodies.unknown_fields import ClientBody, refusal_of
 ID_PREFIX = "trsc-"
 FILE = "file"
 JSON, TEXT, VERBOSE, SRT, VTT = FORMATS = ("json", "text", "verbose_json", "srt", "vtt")
-CONDITIONS, INCREMENT = "condition_on_previous_text", "temperature_increment_on_fallback"  # Whisper's own names
+CONDITIONS = "condition_on_previous_text"  # Whisper's own name
 GRANULARITIES = ("timestamp_granularities", "timestamp_granularities[]")
 NOT_TOLD = "is not supported: no scores are shown, and nobody is told apart; leave it out"
 # Of a transcription, whatever other requests may have.
 ONE_TEXT = ("n", "best_of", "return_token_ids", "return_tokens_as_token_ids", "echo", "logprobs", "stream_options")
 # Of prompts that are text.
 OF_TEXT = ("add_special_tokens", "prefix", "prompt_logprobs", "truncate_prompt_tokens", "truncation_side")
-
-
-class PartOptions(NamedTuple):
-    """How the parts of a long sound are written down."""
-
-    conditions: bool = False  # whether the model goes on from what it has written of the parts before
-    temperature_increment: float = 0.0  # at an output that is not believed; 0: none is asked for again
 
 
 @dataclass(slots=True)
@@ -37,12 +31,12 @@ class AskedTranscription:
     answer: AskedAnswer
     sound: memoryview  # the bytes of its file: large, so whoever has taken them puts none in their place
     shown: str  # one of FORMATS
-    options: PartOptions
+    options: SpeechOptions
 
     @property
     def with_times(self) -> bool:
-        """Whether times are to be written down: they are shown, or a part may be drawn again."""
-        return self.shown in (VERBOSE, SRT, VTT) or self.options.temperature_increment > 0
+        """Whether times are to be written down: they are shown, or parts are judged as Whisper's are."""
+        return self.shown in (VERBOSE, SRT, VTT) or bool(self.options.judging)
 
 
 def read_transcription(fields_sent: ClientBody) -> AskedTranscription:
@@ -61,10 +55,12 @@ def read_transcription(fields_sent: ClientBody) -> AskedTranscription:
     speech.language = fields.take_text("language")
     speech.previous_text = fields.take_text("prompt")
     speech.task = fields.take_text("task")
-    options = PartOptions(fields.take_flag(CONDITIONS), fields.take_number(INCREMENT, NumberRange(0, 1)) or 0.0)
+    if speech.task == NO_SPEECH:
+        fields.refuse("task", f"is one over gRPC alone; send response_format: {VERBOSE}, which shows no_speech_prob")
     shown = fields.take_text("response_format", JSON)
     if shown not in FORMATS:
         fields.refuse("response_format", f"must be one of {', '.join(FORMATS)}")
+    options = _read_options(fields, shown)
     _read_granularities(fields, shown)
     fields.take_harmless(
         "chunking_strategy", ["", "auto"], "is not supported: long sounds are divided by what is heard"
@@ -81,10 +77,22 @@ def read_transcription(fields_sent: ClientBody) -> AskedTranscription:
     if asked.stream and shown != JSON:
         fields.refuse("response_format", "must be json beside stream: true")
     fields.refuse_rest(refusal_of)
-    if request.sampling.beam_width and options.temperature_increment:
-        fields.refuse(INCREMENT, "does not go with beams; leave it out")
+    if request.sampling.beam_width and options.judging:
+        fields.refuse(options.judging, "does not go with beams; leave it out")
     fields.checks.raise_found()
     return AskedTranscription(asked, sound, shown, options)
+
+
+def _read_options(fields: FieldReader, shown: str) -> SpeechOptions:
+    options = SpeechOptions(
+        fields.take_flag(CONDITIONS),
+        fields.take_number(INCREMENT, NumberRange(0, 1)) or 0.0,
+        fields.take_number(NO_SPEECH_THRESHOLD, NumberRange(0, 1)),
+        fields.take_number(LOGPROB_THRESHOLD, NumberRange(-math.inf, 0)),
+        tells_quality=shown == VERBOSE,
+    )
+    fields.checks.run(options.check_thresholds)
+    return options
 
 
 def _read_granularities(fields: FieldReader, shown: str) -> None:

@@ -7,18 +7,30 @@ from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
-from octavo.pictures.long_speech import TOO_LATE, LongSpeech, SpeechPart, SpeechPiece, check_id, left_s, rising
+from octavo.pictures.long_speech import (
+    TOO_LATE,
+    LongSpeech,
+    SpeechOptions,
+    SpeechPart,
+    SpeechPiece,
+    check_id,
+    left_s,
+    probability_of,
+    rising,
+)
 from octavo.pictures.support import RATE
 from octavo.pictures.wav_file import FRAMES_A_SECOND, WavFile
-from octavo.request.errors import DeadlineExceeded, InvalidArgument, NotFound, ServingError
+from octavo.request.errors import DeadlineExceeded, InvalidArgument, ServingError
+from octavo.text.encoded_prompt import NO_SPEECH
 from octavo.text.tokenizers.byte_tokenizer import no_tokenizer
 from octavo.v1 import inference_pb2, types_pb2
 from octavo.wire.public import failure_from_wire, finish_from_wire
 from router.fleet.model_registry import ServedModel
 from router.http.answers import AnswerService
 from router.http.bodies.common_fields import AskedAnswer
-from router.http.bodies.transcription_body import FILE, INCREMENT, PartOptions
+from router.http.bodies.transcription_body import FILE
 from router.http.paths.transcript_formats import ShownText, usage_of
+from router.streaming.inference_service import whole_answer
 from router.streaming.session import Session
 
 PATIENCE_S = 30.0  # with what stands in a part's way for a moment, once there is something to lose
@@ -54,7 +66,7 @@ class LongTranscription:
     model: ServedModel
     file: WavFile
     ends_at: float | None  # by the monotonic clock
-    options: PartOptions
+    options: SpeechOptions
     on_accepted: Callable[[], Awaitable[None]] | None = None  # called when a part is accepted
     usage: types_pb2.Usage = field(default_factory=types_pb2.Usage)
     num_parts: int = 0
@@ -71,14 +83,14 @@ class LongTranscription:
         self.speech = LongSpeech(
             *(self.file, heard_at_once(self.model), self.model.first_time, self.model.vocab_size),
             temperatures,
-            self.options.conditions,
+            self.options,
         )
 
     def _without_times(self) -> InvalidArgument:
         """What is wrong with a form that asks for times, or needs them, of a model that has none."""
         what = f"{self.model.name} has no tokens of times"
-        if self.options.temperature_increment:
-            return InvalidArgument(INCREMENT, f"{what}: leave it out, or ask another model")
+        if field := self.options.judging:
+            return InvalidArgument(field, f"{what}: leave it out, or ask another model")
         if not is_long(self.file, self.model):
             return InvalidArgument("response_format", f"{what}: ask for json or text")
         most = heard_at_once(self.model) / FRAMES_A_SECOND
@@ -86,7 +98,7 @@ class LongTranscription:
 
     async def texts(self) -> AsyncGenerator[ShownText, None]:
         """Each text that is not blank, as soon as its end is known."""
-        async with aclosing(self.speech.texts(self._ask, self._was_asked)) as spoken:
+        async with aclosing(self.speech.texts(self._ask, self._ask_silence)) as spoken:
             async for each in spoken:
                 text = self.model.tokenizer.decode(each.tokens)
                 if text.strip():
@@ -102,8 +114,8 @@ class LongTranscription:
                     await self.on_accepted()
                 while events := await session.next_events():
                     for event in events:
-                        logprobs = [each.chosen.logprob for each in event.logprobs]
-                        yield SpeechPiece(event.token_ids, finish_from_wire(event.finish_reason), logprobs)
+                        score = event.score if event.HasField("score") else None
+                        yield SpeechPiece(event.token_ids, finish_from_wire(event.finish_reason), score)
                     if events[-1].HasField("finished"):
                         self._note_end(events[-1].finished)
                         return
@@ -111,13 +123,21 @@ class LongTranscription:
             self.service.note_left(asked)
             raise
 
-    async def _was_asked(self, part: SpeechPart) -> bool:
+    async def _ask_silence(self, part: SpeechPart) -> float:
+        """By a request of its own, whose score is kept with its token, as that of the part is."""
+        asked = self._asked(part)
+        request, speech = asked.request, asked.request.speech
+        speech.task, speech.language, speech.times = NO_SPEECH, "", False
+        request.ClearField("sampling")
+        request.request_id = part.silence_id_of(self.asked.request.request_id)
         try:
-            name = part.id_of(self.asked.request.request_id)
-            await self.service.inference.Get(inference_pb2.GetRequest(request_id=name))
-        except NotFound:
-            return False
-        return True
+            async with AsyncExitStack() as stack:
+                [output] = (await whole_answer(await self._opened(stack, asked, is_first=False))).outputs
+        except asyncio.CancelledError:
+            self.service.note_left(asked)
+            raise
+        score = output.score if output.HasField("score") else None
+        return probability_of(score, finish_from_wire(output.finish_reason))
 
     def _asked(self, part: SpeechPart) -> AskedAnswer:
         """The request of a part."""
@@ -127,8 +147,7 @@ class LongTranscription:
         request.speech.previous_token_ids.extend(part.before)
         request.request_id = part.id_of(request.request_id)
         request.sampling.temperature = part.temperature
-        if len(self.speech.temperatures) > 1:
-            request.sampling.logprobs = 0
+        request.sampling.logprobs = 0  # always, so that another response_format finds what is done
         return AskedAnswer(request, stream=True, called=self.asked.called, chosen_id=self.asked.chosen_id)
 
     async def _opened(self, stack: AsyncExitStack, asked: AskedAnswer, *, is_first: bool) -> Session:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from octavo.pictures.long_speech import SpokenText
+from octavo.pictures.long_speech import SpokenText, repetition
 from octavo.pictures.wav_file import FRAMES_A_SECOND
 from octavo.v1 import types_pb2
 from router.http.bodies.transcription_body import SRT, VTT
@@ -31,8 +31,8 @@ def joined(texts: Sequence[ShownText]) -> str:
     return "".join(each.text for each in texts).lstrip()
 
 
-def segments_of(texts: Sequence[ShownText]) -> list[dict[str, Any]]:
-    """As OpenAI's verbose_json shows them, with what is known here."""
+def segments_of(texts: Sequence[ShownText], vocab_size: int) -> list[dict[str, Any]]:
+    """As OpenAI's verbose_json shows them: what is said of likelihood and repetition is true of the whole part."""
     return [
         {
             "id": number,
@@ -41,7 +41,10 @@ def segments_of(texts: Sequence[ShownText]) -> list[dict[str, Any]]:
             "end": each.end,
             "text": each.text,
             "tokens": list(each.spoken.tokens),
-            "temperature": each.spoken.temperature,
+            "temperature": each.spoken.output.temperature,
+            "avg_logprob": each.spoken.output.mean_logprob,
+            "compression_ratio": repetition(each.spoken.output.tokens, vocab_size),
+            "no_speech_prob": each.spoken.output.no_speech,
         }
         for number, each in enumerate(texts)
     ]

@@ -23,7 +23,6 @@ from router.http.bodies.json_body import header_of
 from router.http.bodies.transcription_body import (
     FILE,
     ID_PREFIX,
-    INCREMENT,
     JSON,
     VERBOSE,
     AskedTranscription,
@@ -80,9 +79,9 @@ class TranscriptionEndpoint:
         fields = parse_form(body, kind, (FILE,), self.service.unknown_fields)
         found = read_transcription(fields)
         if found.with_times and found.answer.request.speech.task == NAME_LANGUAGE:
-            field = INCREMENT if found.options.temperature_increment else "response_format"
             raise InvalidArgument(
-                field, f"does not go with task: {NAME_LANGUAGE}, which asks for one word; leave it out"
+                found.options.judging or "response_format",
+                f"does not go with task: {NAME_LANGUAGE}, which asks for one word; leave it out",
             )
         reply.ignored = fields.ignored
         return found
@@ -171,8 +170,9 @@ class TranscriptionEndpoint:
         if shown == VERBOSE:
             speech = request.speech
             more: dict[str, Any] = {"task": speech.task or TRANSCRIBE, "language": speech.language or "en"}
-            more |= {"duration": long.file.seconds, "segments": segments_of(texts)}
+            more |= {"duration": long.file.seconds, "segments": segments_of(texts, long.model.vocab_size)}
             told = more | told
+            told["usage"] |= {"type": "duration", "seconds": long.file.seconds}  # as OpenAI's clients expect it here
         await reply.send_object(told)
 
     async def _stream_long(self, long: LongTranscription, reply: Reply) -> None:

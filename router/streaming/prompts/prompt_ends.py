@@ -1,11 +1,12 @@
 """The two ends of a prompt: the tokens that a tokenizer puts before it, and how much of a long one is kept."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from octavo.request import limits
 from octavo.request.errors import InvalidArgument
 from octavo.request.sampling import SamplingParams
-from octavo.text.encoded_prompt import NAME_LANGUAGE
+from octavo.text.encoded_prompt import NAME_LANGUAGE, NO_SPEECH
 from octavo.v1 import inference_pb2
 from router.fleet.model_registry import ServedModel
 
@@ -35,19 +36,21 @@ def refuse_unspoken(request: inference_pb2.GenerateRequest, model: ServedModel) 
     return field == "speech"
 
 
-def naming_language(
+def asking_of_sound(
     params: SamplingParams, request: inference_pb2.GenerateRequest, model: ServedModel
 ) -> SamplingParams:
-    """The parameters of a request that asks which language is spoken: its output is the token of one.
+    """The parameters of a request that asks which language is spoken, or whether one is: its output is one token.
 
-    Of those that the client and the model have for a text, only how it is drawn and reported is left.
+    Of those that the client and the model have for a text, only how a language is drawn and reported is left.
     """
-    known = model.encoder.speech
-    if known is None or request.speech.task != NAME_LANGUAGE:
+    known, task = model.encoder.speech, request.speech.task
+    if known is None or task not in (NAME_LANGUAGE, NO_SPEECH):
         return params
-    languages = tuple(sorted(known.languages.values()))
-    kept = {name: getattr(params, name) for name in ("n", "temperature", "seed", "logprobs")}
-    return SamplingParams(**kept, max_tokens=1, allowed_token_ids=languages, skip_special_tokens=False)
+    kept: dict[str, Any] = {name: getattr(params, name) for name in ("n", "temperature", "seed", "logprobs")}
+    allowed = tuple(sorted(known.languages.values()))
+    if task == NO_SPEECH:  # ranked, so that its score is that of the model itself, which has other tokens, too
+        kept, allowed = {"temperature": 0.0, "best_of": 2}, (known.no_speech,)
+    return SamplingParams(**kept, max_tokens=1, allowed_token_ids=allowed, skip_special_tokens=False)
 
 
 def with_beginning(token_ids: list[int], request: Prompted, model: ServedModel) -> list[int]:

@@ -9,6 +9,7 @@ import pytest
 from octavo.client import Completion, Event, FinishReason, Model, Speech
 from octavo.client.events import Output, Usage
 from octavo.client.transcripts import Transcriber
+from octavo.pictures.long_speech import SpeechOptions
 from octavo.request.errors import InvalidArgument, NoWorkers
 from octavo.request.sampling import SamplingParams
 
@@ -50,7 +51,7 @@ class HearingClient:
 
 
 async def transcribe(client, speech=GIVEN, **options):
-    return await Transcriber(client, speech, None, options).run()
+    return await Transcriber(client, speech, None, options, SpeechOptions()).run()
 
 
 @pytest.mark.parametrize("said", ["<|de|>", InvalidArgument("speech.task", "this model writes English speech")])

@@ -12,13 +12,15 @@ from octavo.pictures.long_speech import (
     LEAST_STEP,
     ROOM_FOR_PART,
     LongSpeech,
+    SpeechOptions,
     SpeechPart,
     SpeechPiece,
+    probability_of,
     repetition,
     rising,
 )
 from octavo.pictures.wav_file import WavFile
-from octavo.request.errors import Cancelled, DeadlineExceeded, InvalidArgument
+from octavo.request.errors import Cancelled, DeadlineExceeded, HistoryLost, InvalidArgument
 from octavo.request.sampling import FinishReason
 
 FIRST, END = 100, 90
@@ -112,15 +114,26 @@ def test_the_last_part_is_as_long_as_what_is_left():
 def test_what_ends_a_part_too_early_ends_all(finish, error):
     with pytest.raises(error, match=r"^the"):
         heard(LongSpeech(SOUND, 100, FIRST, 300), [[FIRST, 1]], finish)
+    with pytest.raises(error, match=r"^the"):
+        probability_of(-1.0, finish)
+    with pytest.raises(HistoryLost):
+        probability_of(None, FinishReason.LENGTH)
 
 
 def test_each_part_has_an_id_of_its_own():
     asked = [(0, 0), (2840, 0), (3000, 0), (0, 1), (3000, 5)]
     found = [SpeechPart(at, b"", (), 0.0, attempt).id_of("talk") for at, attempt in asked]
     assert found == ["talk", "talk-28.4s", "talk-30s", "talk-0s-1", "talk-30s-5"]
+    assert [
+        part.silence_id_of("talk") for part in (SpeechPart(0, b"", (), 0.0), SpeechPart(2840, b"", (), 0.4, 2))
+    ] == [
+        "talk-0s-ns",
+        "talk-28.4s-ns",
+    ]
     for at in random.Random(5).sample(range(1, 10**9), 1000):
-        said = SpeechPart(at, b"", (), 0.0, len(rising(0.0, LEAST_STEP)) - 1).id_of("")
-        assert round(100 * float(said[1 : said.index("s")])) == at and len(said) <= ROOM_FOR_PART
+        part = SpeechPart(at, b"", (), 0.0, len(rising(0.0, LEAST_STEP)) - 1)
+        for said in (part.id_of(""), part.silence_id_of("")):
+            assert round(100 * float(said[1 : said.index("s")])) == at and len(said) <= ROOM_FOR_PART
 
 
 def test_how_much_an_output_repeats_itself_is_what_transformers_counts():
@@ -143,47 +156,91 @@ UNLIKELY, REPEATED = -1.01, [FIRST, *[3] * 60]
 GOOD = [FIRST, 7, 8, FIRST + 40]
 
 
-@pytest.mark.parametrize(
-    ("outputs", "scores", "known", "attempts"),
-    [
-        ([GOOD], [-0.99], (), [0]),
-        ([GOOD, GOOD], [UNLIKELY, -0.5], (), [0, 1]),
-        ([REPEATED, GOOD], [-0.1, -0.5], (), [0, 1]),
-        ([REPEATED] * 3, [-0.1] * 3, (), [0, 1, 2]),  # the last one counts, whatever it is
-        ([GOOD], [None], (), [0]),  # from a journal, and nobody had asked again
-        ([GOOD, GOOD], [None, None], ("a-0s-1",), [0, 1]),  # or somebody had
-        ([REPEATED, GOOD], [None, -0.5], (), [0, 1]),
-    ],
-)
-def test_a_part_that_is_not_believed_is_asked_for_again(outputs, scores, known, attempts):
-    """Before anything of it is told."""
-    asked = []
-    speech = LongSpeech(SOUND_OF_ONE, 100, FIRST, 300, (0.0, 0.4, 0.8), True)
+def judged(outputs, means, options, temperatures=(0.0, 0.4, 0.8), silence=0.5):
+    """The texts of these outputs of a sound of one part, what was asked for, and how often whether somebody speaks."""
+    asked, questions = [], []
+    speech = LongSpeech(SOUND_OF_ONE, 100, FIRST, 300, temperatures, options)
 
     async def ask(part):
         asked.append(part)
-        tokens, score = outputs[len(asked) - 1], scores[len(asked) - 1]
+        tokens, mean = outputs[len(asked) - 1], means[len(asked) - 1]
         for at in range(0, len(tokens), 2):
-            some = tokens[at : at + 2]
-            yield SpeechPiece(some, FinishReason.LENGTH, [] if score is None else [score] * len(some))
+            is_last = at + 2 >= len(tokens)
+            score = mean * len(tokens) if is_last and mean is not None else None
+            yield SpeechPiece(tokens[at : at + 2], FinishReason.LENGTH if is_last else FinishReason.NONE, score)
 
-    async def was_asked(part):
-        return part.id_of("a") in known
+    async def ask_silence(part):
+        questions.append(part.before)
+        return silence
 
     async def all_texts():
-        return [each async for each in speech.texts(ask, was_asked)]
+        return [each async for each in speech.texts(ask, ask_silence)]
 
-    found = asyncio.run(all_texts())
-    assert [(part.attempt, part.temperature) for part in asked] == [(i, (0.0, 0.4, 0.8)[i]) for i in attempts]
+    return asyncio.run(all_texts()), [(part.attempt, part.temperature) for part in asked], len(questions)
+
+
+@pytest.mark.parametrize(
+    ("outputs", "means", "attempts"),
+    [
+        ([GOOD], [-0.99], [0]),
+        ([GOOD, GOOD], [UNLIKELY, -0.5], [0, 1]),
+        ([REPEATED, GOOD], [-0.1, -0.5], [0, 1]),
+        ([REPEATED] * 3, [-0.1] * 3, [0, 1, 2]),  # the last one counts, whatever it is
+        ([GOOD], [None], [0]),  # what is not known is believed
+    ],
+)
+def test_a_part_that_is_not_believed_is_asked_for_again(outputs, means, attempts):
+    """Before anything of it is told."""
+    found, asked, questions = judged(outputs, means, SpeechOptions(True, 0.4))
+    assert asked == [(i, (0.0, 0.4, 0.8)[i]) for i in attempts] and not questions
     assert [each.written for each in found] == [tuple(outputs[-1])]
-    assert found[0].temperature == asked[-1].temperature
+    assert found[0].output.temperature == asked[-1][1]
+    assert found[0].output.mean_logprob == pytest.approx(means[-1])
+
+
+@pytest.mark.parametrize("step", [0.0, 0.4])
+@pytest.mark.parametrize(
+    ("means", "threshold", "least", "is_told", "questions"),
+    [
+        ([UNLIKELY], 0.49, None, False, 1),
+        ([UNLIKELY] * 3, 0.5, None, True, 1),  # it is as likely, not likelier; and asked once for all attempts
+        ([-0.99], 0.0, None, True, 0),
+        ([-0.99], 0.0, -0.9, False, 1),
+        ([UNLIKELY], 0.0, -2.0, True, 0),
+        ([None], 0.0, None, True, 0),  # what is not known is believed
+    ],
+)
+def test_a_part_in_which_nobody_speaks_is_left_out(step, means, threshold, least, is_told, questions):
+    options = SpeechOptions(False, step, threshold, least)
+    found, asked, count = judged([GOOD] * 3, means, options, rising(0.0, step))
+    assert bool(found) == is_told and count == questions
+    assert len(asked) == (min(len(means), len(rising(0.0, step))))
+
+
+def test_of_parts_whose_quality_is_told_all_is_asked():
+    found, _, count = judged([GOOD], [-0.5], SpeechOptions(tells_quality=True), (0.0,))
+    assert (count, found[0].output.no_speech, found[0].output.mean_logprob) == (1, 0.5, -0.5)
+
+
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        (SpeechOptions(no_speech_threshold=1.1), "no_speech_threshold: must be 0 to 1"),
+        (SpeechOptions(no_speech_threshold=float("nan")), "no_speech_threshold: must be 0 to 1"),
+        (SpeechOptions(logprob_threshold=0.1, temperature_increment=0.2), "logprob_threshold: must be at most 0"),
+        (SpeechOptions(logprob_threshold=-1.0), "logprob_threshold: needs no_speech_threshold or temperature"),
+    ],
+)
+def test_thresholds_that_mean_nothing_are_refused(options, what):
+    with pytest.raises(InvalidArgument, match=what):
+        options.check_thresholds()
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.4, 0.5])
 @pytest.mark.parametrize("conditions", [False, True])
 def test_a_part_goes_on_from_what_was_written_at_low_temperatures(conditions, temperature):
     before, outputs = [], [[FIRST, 1, FIRST + 20, FIRST + 20], [FIRST, 2, FIRST + 20, FIRST + 20, 3]]
-    speech = LongSpeech(SOUND_OF_ONE, 100, FIRST, 300, (temperature,), conditions)
+    speech = LongSpeech(SOUND_OF_ONE, 100, FIRST, 300, (temperature,), SpeechOptions(conditions))
 
     async def ask(part):
         before.append(part.before)

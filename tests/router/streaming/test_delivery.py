@@ -50,7 +50,7 @@ class Client:
     def ends_with(self, score, *, cut=None):
         """Whether the first branch is cut at the stop string, and is returned with that score."""
         assert self.delivery.stopped_branches() == ([] if cut is None else [StoppedBranch(0, 2, cut)])
-        assert self.delivery.returned_scores() == [score]
+        assert self.delivery.score_of(0) == score
         return self.delivery.ended and [bytes(piece.token_ids) for piece in self.pieces()] == [b"aq"]
 
 
@@ -104,9 +104,9 @@ def test_an_end_without_a_score_leaves_the_score_to_the_record():
     client.hear(1, 0, b"xyz", -4.0, LENGTH)
     assert not client.delivery.ended
     client.read(b"aqbc", b"xyz", finishes=(LENGTH, LENGTH), final_lengths=(4, 3), scores=(-3.0, -4.0))
-    assert client.delivery.ended and client.delivery.returned_scores() == [-3.0]
+    assert client.delivery.ended and client.delivery.score_of(0) == -3.0
     client.hear(0, 2, b"aqbc", None, LENGTH)  # said again
-    assert client.delivery.returned_scores() == [-3.0]
+    assert client.delivery.score_of(0) == -3.0
 
 
 def test_an_ended_record_is_told_of_a_cut():

@@ -35,7 +35,7 @@ from gpu_worker.models.through_transformers.log_mel import log_mel
 from gpu_worker.models.through_transformers.speech_decoder import TimeRules
 from gpu_worker.ops import native
 from gpu_worker.running.model_runner import ModelRunner
-from octavo.pictures.long_speech import LEAST_LOGPROB, LongSpeech, SpeechPiece
+from octavo.pictures.long_speech import LongSpeech, SpeechOptions, SpeechPiece
 from octavo.pictures.picture import Picture, digest_pixels, pack_pictures
 from octavo.pictures.sound_file import read_sound
 from octavo.pictures.wav_file import WavFile
@@ -155,11 +155,11 @@ def test_a_continued_sequence_has_the_same_bits(fault, options, tiny, load):
 
 @pytest.mark.parametrize("conditions", [False, True], ids=["each alone", "from the last"])
 @pytest.mark.parametrize("given", [{}, {"prompt_ids": [PREVIOUS, 40, 41]}], ids=["alone", "after words"])
-def test_long_sounds_get_the_texts_of_generate(given, conditions, timed, load, monkeypatch):
+def test_long_sounds_get_the_texts_of_generate(given, conditions, timed, load):
     """Part by part, the times at which they are spoken, and how likely the model finds each part."""
     runner, samples = load(timed.directory), [each for seed in range(5) for each in said(0.6, seed)]
     engine, file = engine_of(runner), WavFile.read(memoryview(wav(samples)))
-    speech = LongSpeech(file, 100, FIRST_TIME, VOCABULARY, conditions=conditions)
+    speech = LongSpeech(file, 100, FIRST_TIME, VOCABULARY, options=SpeechOptions(conditions))
     previous, likely = given.get("prompt_ids", [])[1:], []
 
     async def ask(part):
@@ -169,25 +169,39 @@ def test_long_sounds_get_the_texts_of_generate(given, conditions, timed, load, m
         engine.finish(10_000)
         scores = [score.logprob for score in engine.scores[f"p{part.at}.0"]]
         likely.append(sum(scores) / len(scores))
-        yield SpeechPiece(engine.tokens[f"p{part.at}.0"], FinishReason.LENGTH, scores)
+        yield SpeechPiece(engine.tokens[f"p{part.at}.0"], FinishReason.LENGTH, sum(scores))
 
     async def found():
         return [(each.start, each.end, each.tokens) async for each in speech.texts(ask, None)]
 
     options = {"prompt_ids": torch.tensor(given["prompt_ids"])} if given else {}
-    options |= {"condition_on_prev_tokens": conditions, "temperature": (0.0,), "logprob_threshold": LEAST_LOGPROB}
-    count_likely, expected_likely = timed.model._retrieve_avg_logprobs, []
-
-    def counted(*given):
-        expected_likely.append(count_likely(*given))
-        return expected_likely[-1]
-
-    monkeypatch.setattr(timed.model, "_retrieve_avg_logprobs", counted)
-    expected = timed.texts(samples, **options)
+    expected, judged = timed.judged_texts(samples, condition_on_prev_tokens=conditions, **options)
     assert asyncio.run(found()) == [
         (start, end, tuple(token for token in tokens if token < FIRST_TIME)) for start, end, tokens in expected
     ]
-    assert len(likely) > 3 and likely == pytest.approx(list(map(float, expected_likely)), abs=1e-4)
+    assert len(likely) > 3 and likely == pytest.approx([mean for mean, *_ in judged], abs=1e-4)
+
+
+@pytest.mark.parametrize("multilingual", [True, False])
+def test_how_likely_it_is_that_nobody_speaks_is_what_the_model_says(multilingual, tmp_path, load):
+    """Whatever it never writes, and whatever it writes beside: of English alone, from the same tokens on."""
+    tiny = TinySpeech(tmp_path, multilingual=multilingual, vocab_size=VOCABULARY)
+    runner, samples = load(tmp_path), said(0.8, 3)
+    engine, sound = engine_of(runner), heard(runner, samples)
+    asking = SamplingParams(temperature=0.0, best_of=2, max_tokens=1, allowed_token_ids=(NO_TIMES - 1,))
+    for name, before in (("alone", ()), ("after", (40, 41))):
+        prompt = prompt_of(runner, "", "no_speech", before)
+        runner.info.encoder.check_sequence(prompt, "", asking)
+        engine.admit(f"beside {name}", prompt_of(runner, previous=before, times=True), GREEDY, **sound)
+        engine.admit(name, prompt, asking, **sound)
+        engine.finish(10_000)
+        logits = tiny.logits(samples, [*([PREVIOUS, *before] if before else []), START])[-1]
+        expected = float(logits.double().log_softmax(0)[NO_TIMES - 1])
+        assert engine.totals[f"{name}.0"] == pytest.approx(expected, abs=1e-4), name
+        assert engine.tokens[f"beside {name}.0"][0] >= FIRST_TIME
+    for wrong in ({"language": "en"}, {"language": "", "times": True}):
+        with pytest.raises(InvalidArgument, match=r"speech\.task: asks whether somebody speaks"):
+            prompt_of(runner, task="no_speech", **wrong)
 
 
 def samples_of(sound: bytes) -> list[float]:

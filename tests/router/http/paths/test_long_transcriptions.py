@@ -12,7 +12,9 @@ from spoken_types import (
     END,
     FIRST_TIME,
     LETTERS,
+    NO_TIMES,
     POSITIONS,
+    START,
     VOCABULARY,
     TinySpeech,
     form,
@@ -114,23 +116,67 @@ async def test_parts_go_on_from_what_was_written(hearing, told, tiny, ask):
     assert (await hearing.client().transcribe(asked, condition_on_previous_text=True)).text == text
 
 
-async def test_parts_that_are_not_believed_are_drawn_again(hearing, tiny, ask, monkeypatch):
+async def test_segments_say_how_good_their_parts_are(hearing, tiny, ask):
+    """As Transformers finds it, and once more by the logits; a call that is repeated says the same."""
+    _, expected = tiny.judged_texts(SAMPLES, language="de")
+    fields = {**GERMAN, "request_id": "a", "response_format": "verbose_json"}
+    first = await ask(SOUND, **fields)
+    whole = openai.types.audio.TranscriptionVerbose.model_validate(first.object)
+    assert set(first.object["segments"][0]) == set(openai.types.audio.TranscriptionSegment.model_fields)
+    assert (whole.usage.seconds, [each.id for each in whole.segments]) == (
+        whole.duration,
+        [*range(len(whole.segments))],
+    )
+    asked = [each.record.request_id for each in hearing.entries]
+    begins = [round(100 * float(name[2:-1] or 0)) for name in asked if re.fullmatch(r"a|a-[\d.]+s", name)]
+    assert {each.seek for each in whole.segments} <= set(begins) and len(begins) == len(expected) == len(asked) / 2
+    for each in whole.segments:
+        mean, ratio, silence = expected[begins.index(each.seek)]
+        assert (each.avg_logprob, each.no_speech_prob) == pytest.approx((mean, silence), rel=1e-4)
+        assert each.compression_ratio == ratio and each.temperature == 0.0
+        logits = tiny.logits(SAMPLES[160 * each.seek :][:16000], [START])[0]
+        assert each.no_speech_prob == pytest.approx(float(logits.double().softmax(0)[NO_TIMES - 1]), rel=1e-4)
+    assert (await ask(SOUND, **fields)).body == first.body
+    text = (await ask(SOUND, **{**fields, "response_format": "json"})).object["text"]
+    assert text == whole.text and [each.record.request_id for each in hearing.entries] == asked, "all is in the store"
+
+
+@pytest.mark.parametrize("conditions", [False, True])
+async def test_parts_in_which_nobody_speaks_are_left_out(conditions, hearing, tiny, ask):
+    """Those that Transformers leaves out, and a call that is repeated decides the same."""
+    given = {"language": "de", "condition_on_prev_tokens": conditions}
+    likely = sorted(silence for *_, silence in tiny.judged_texts(SAMPLES, **given)[1])
+    thresholds = {"no_speech_threshold": (likely[0] + likely[1]) / 2, "logprob_threshold": -0.01}
+    texts, judged = tiny.judged_texts(SAMPLES, **given, **thresholds)
+    left_out = [silence > thresholds["no_speech_threshold"] for *_, silence in judged]
+    assert any(left_out) and not all(left_out) and all(mean < -0.01 for mean, *_ in judged)
+    text = "".join(text for *_, tokens in texts if (text := spelled(tokens)).strip()).lstrip()
+    fields = {**GERMAN, **thresholds, "condition_on_previous_text": str(conditions).lower(), "request_id": "a"}
+    assert (await ask(SOUND, **fields)).object["text"] == text
+    asked = [each.record.request_id for each in hearing.entries]
+    assert sum(name.endswith("s-ns") for name in asked) == len(judged) == len(asked) / 2
+    *_, done = (await ask(SOUND, **fields, stream="true")).chunks
+    assert done["text"] == text and [each.record.request_id for each in hearing.entries] == asked
+    options = {"condition_on_previous_text": conditions, **thresholds}
+    assert (await hearing.client().transcribe(Speech(SOUND, "de"), **options)).text == text
+    for wrong, field in (
+        ({"no_speech_threshold": 1.5}, "no_speech_threshold"),
+        ({"beam_width": 2}, "no_speech_threshold"),
+    ):
+        refused = await ask(SOUND, **{**fields, "request_id": "b", **wrong})
+        assert (refused.status, refused.error["param"]) == (400, field), refused.body
+
+
+async def test_parts_that_are_not_believed_are_drawn_again(hearing, tiny, ask):
     """Those that Transformers draws again, and a call that is repeated decides the same."""
-    count_likely, likely = tiny.model._retrieve_avg_logprobs, []
-
-    def counted(*given):
-        likely.append(count_likely(*given))
-        return likely[-1]
-
-    monkeypatch.setattr(tiny.model, "_retrieve_avg_logprobs", counted)
-    tiny.texts(SAMPLES, language="de", temperature=(0.0,), logprob_threshold=-1.0)
-    assert [each < -1.0 for each in likely] == [False, False, True]
+    _, judged = tiny.judged_texts(SAMPLES, language="de")
+    assert [mean < -1.0 for mean, *_ in judged] == [False, False, True]
     fields = {**GERMAN, "temperature_increment_on_fallback": "0.5", "seed": 7, "request_id": "a"}
     answer = await ask(SOUND, **fields, response_format="verbose_json")
     segments, again = answer.object["segments"], [each.record.request_id for each in hearing.entries]
     assert {each["seek"] > 100: each["temperature"] > 0 for each in segments} == {False: False, True: True}
     drawn = [each for each in again if re.fullmatch(r"a-[\d.]+s-[12]", each)]
-    assert 0 < len(drawn) == len(again) - 3
+    assert 0 < len(drawn) == len(again) - 6, "three parts, and how likely it is that nobody speaks there"
     *deltas, done = (await ask(SOUND, **fields, stream="true")).chunks
     assert done["text"] == answer.object["text"] == "".join(each["delta"] for each in deltas)
     assert [each.record.request_id for each in hearing.entries] == again, "all comes from the store"
