@@ -311,7 +311,8 @@ void ExpertRun::gather(std::int64_t pair) {
 // number of them, one below the other.
 void ExpertRun::multiply(const Stack& weights, const TensorRef& bias, const float* from, std::int64_t cols, float* to) {
     const auto parts = static_cast<std::int64_t>(weights.size() / e_.down.size());
-    const std::int64_t rows = weights[0].rows, some = rows_at_once(weights[0], threads_);
+    const std::int64_t rows = weights[0].rows;
+    const std::int64_t some = rows_at_once(weights[0], threads_, k_.division(weights[0], 1));
     const std::int64_t turns = (rows + some - 1) / some;
     thread_.each(static_cast<std::int64_t>(space_.asked.size()) * parts * turns, [&](std::int64_t i) {
         const AskedExpert& asked = space_.asked[static_cast<std::size_t>(i / turns / parts)];

@@ -52,6 +52,22 @@ struct LinearJob {
     bool accumulate;    // adds to y instead of overwriting it
 };
 
+// The job of `count` of its columns, from a multiple of kInputColumns on.
+static inline LinearJob some_columns(LinearJob job, std::int64_t first, std::int64_t count) {
+    const std::int64_t inputs = input_at(first, job.weight.cols / kBlock);
+    job.x = job.x != nullptr ? job.x + first * job.x_stride : nullptr;
+    job.digits = job.digits != nullptr ? job.digits + inputs : nullptr;
+    job.bf16 = job.bf16 != nullptr ? job.bf16 + inputs : nullptr;
+    job.columns = count;
+    job.y += first * job.y_stride;
+    return job;
+}
+
+// How a product is best divided: into multiples of `rows`, `most_rows` at most, that meet `columns` before others.
+struct Division {
+    std::int64_t rows, most_rows, columns;
+};
+
 // Where keys (or values) lie in blocks, for all layouts. Strides are counted in elements.
 struct KvSide {
     char* data;
@@ -123,7 +139,7 @@ struct Kernels {
     Isa isa;
     void (*linear)(const LinearJob& job, std::int64_t first_row, std::int64_t end_row, float* scratch);
     std::int64_t (*linear_scratch)(const LinearJob& job);  // floats
-    std::int64_t (*tile_rows)(const Weight& weight);       // a product is fastest with multiples of so many
+    Division (*division)(const Weight& weight, std::int64_t columns);
     void (*to_digits)(const float* x, std::int64_t count, Rounding rounding, InputBlock* to);
     void (*to_bf16_blocks)(const float* x, std::int64_t count, Bf16Block* to);
     void (*weight_row)(const Weight& weight, std::int64_t row, float* out);

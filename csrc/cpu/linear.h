@@ -6,16 +6,13 @@
 
 namespace octavo {
 
-constexpr std::int64_t kTurnBytes = 512 << 10;  // the second cache keeps them for all columns
-
 // How many rows a thread takes at once, which is a turn: whole tiles if each thread gets one, else groups. Some turns
 // for each thread, so that one that comes late holds up nobody for long, and of those numbers the one with which
 // threads that keep up end together. One thread alone is held up by nobody, and each turn reads all inputs anew.
-inline std::int64_t rows_at_once(const Weight& weight, int threads) {
-    const std::int64_t wanted = kernels().tile_rows(weight), enough = weight.rows / wanted;
-    const std::int64_t tile = enough < threads ? kGroupRows : wanted, tiles = (weight.rows + tile - 1) / tile;
-    const std::int64_t share = threads > 1 ? tiles / (threads * 6) : tiles,
-                       cached = kTurnBytes / row_bytes(weight) / tile;
+inline std::int64_t rows_at_once(const Weight& weight, int threads, const Division& by, std::int64_t slabs = 1) {
+    const std::int64_t tile = weight.rows / by.rows < threads ? kGroupRows : by.rows;
+    const std::int64_t tiles = (weight.rows + tile - 1) / tile;
+    const std::int64_t share = threads > 1 ? tiles * slabs / (threads * 6) : tiles, cached = by.most_rows / tile;
     const std::int64_t most = share < cached ? share : cached;
     std::int64_t best = 1, least = tiles + 1;
     for (std::int64_t some = most; some > 0 && 2 * some > most; --some) {
@@ -27,6 +24,10 @@ inline std::int64_t rows_at_once(const Weight& weight, int threads) {
     }
     return best * tile;
 }
+
+// Floats from one column's results of so many rows to the next one's. At a multiple of 2 KiB they would meet in few
+// sets of the caches.
+inline std::int64_t results_apart(std::int64_t rows) { return rows % 512 == 0 && rows > 0 ? rows + 16 : rows; }
 
 // Room for rounded inputs. A product uses one of them, as its weight's `rounding` says.
 struct Inputs {
@@ -55,15 +56,22 @@ inline void round_inputs(const Weight& weight, const float* x, std::int64_t colu
 }
 
 inline void run_linear(PoolThread& thread, int threads, const LinearJob& job) {
-    const std::int64_t rows = job.weight.rows, some = rows_at_once(job.weight, threads);
+    if (job.columns == 0) {
+        return;
+    }
+    const Division by = kernels().division(job.weight, job.columns);
+    const std::int64_t slabs = (job.columns + by.columns - 1) / by.columns;
+    const std::int64_t rows = job.weight.rows, some = rows_at_once(job.weight, threads, by, slabs);
     const std::int64_t turns = (rows + some - 1) / some, share = (turns + threads - 1) / threads;
-    thread.each(share * threads, [&](std::int64_t i) {
+    thread.each(slabs * share * threads, [&](std::int64_t i) {
         // Lanes mostly alternate, so a thread's turns mostly follow each other in memory: it has asked for the
         // beginning of each in the turn before.
-        const std::int64_t turn = i % threads * share + i / threads, first = turn * some;
+        const std::int64_t turn = i % threads * share + i / threads % share, first = turn * some;
         if (turn < turns) {
+            const std::int64_t column = i / (share * threads) * by.columns, left = job.columns - column;
+            const LinearJob slab = some_columns(job, column, left < by.columns ? left : by.columns);
             const std::int64_t end = first + some < rows ? first + some : rows;
-            kernels().linear(job, first, end, thread.scratch(kernels().linear_scratch(job)));
+            kernels().linear(slab, first, end, thread.scratch(kernels().linear_scratch(slab)));
         }
     });
 }

@@ -8,27 +8,21 @@ void to_bf16_blocks(const float* x, std::int64_t count, Bf16Block* to) {
     }
 }
 
-// A tile of rows is multiplied with all columns, some at a time, before the next tile: that many passes over the rows.
-// Each pass asks for its share of the next tile (one of `shares`), so that memory is read during all of them.
-
-constexpr std::int64_t kSlabBytes = 512 << 10;  // of inputs that stay in the second cache, beside a turn's weights
-
-// Calls run(the job of some columns, the first of these) until all have been: all rows of a turn meet them before
-// others.
-template <typename Run>
-inline void each_slab(const LinearJob& job, std::int64_t most, const Run& run) {
-    for (std::int64_t column = 0; column < job.columns; column += most) {
-        LinearJob slab = job;
-        slab.columns = job.columns - column < most ? job.columns - column : most;
-        slab.bf16 += input_at(column, job.weight.cols / kBlock);
-        slab.y += column * job.y_stride;
-        run(slab, column);
-    }
-}
-
 #if defined(OCTAVO_TILES)
 
 constexpr std::int64_t kBf16TileRows = 2 * kGroupRows;
+
+// What the caches keep decides how fast tiles are multiplied: the third one gives 10 bytes a cycle, the second one 50.
+// Of many columns, long rows are therefore multiplied in chunks of k: 32 rows of a chunk stay in the first cache while
+// columns pass. In the second one stay the inputs, or, where these are too many, those of a chunk and the sums of a
+// high band of rows.
+constexpr std::int64_t kFewColumns = 2 * kInputColumns, kChunkBlocks = 18;
+constexpr std::int64_t kSlabBytes = 1 << 20, kSlabColumns = 256;
+constexpr std::int64_t kBandRows = 64, kHighBandRows = 256;
+
+inline bool in_chunks(std::int64_t columns, std::int64_t blocks) {
+    return columns > kFewColumns && blocks > kChunkBlocks;
+}
 
 constexpr TileShapes bf16_shapes() {
     TileShapes shapes;
@@ -38,33 +32,53 @@ constexpr TileShapes bf16_shapes() {
     return shapes;
 }
 
+// Blocks of all columns that are multiplied with 16 * kHigh rows, and what comes after them: rows, from a block on.
+struct Chunk {
+    std::int64_t first, end;
+    std::int64_t next_row, next_block;
+};
+
 // 16 * kWide columns of 16 * kHigh rows. Tiles 0 … 3 are sums, 4 and 5 inputs of the first and the second 16 columns, 6
-// and 7 weights of the first and the second 16 rows.
+// and 7 weights of the first and the second 16 rows. Where chunks come after this one, sums are kept in `sums`.
 template <int kWide, int kHigh>
-inline void bf16_tiles(Tiles& tiles, const LinearJob& job, std::int64_t row, std::int64_t column, std::int64_t shares) {
+inline void bf16_tiles(Tiles& tiles, const LinearJob& job, std::int64_t row, std::int64_t column, const Chunk& chunk,
+                       float* sums) {
     using At = Part<Format::kBf16Pairs>;
-    const std::int64_t blocks = job.weight.cols / kBlock;
+    constexpr std::int64_t kTile = kInputColumns * kGroupRows;
+    const std::int64_t blocks = job.weight.cols / kBlock, count = chunk.end - chunk.first;
     const At first_rows(job.weight, row), second_rows(job.weight, kHigh == 2 ? row + kGroupRows : row);
-    const Bf16Block* first = job.bf16 + input_at(column, blocks);
-    const Bf16Block* second = job.bf16 + input_at(kWide == 2 ? column + kInputColumns : column, blocks);
+    const Bf16Block* first = job.bf16 + input_at(column, blocks) + chunk.first * kInputColumns;
+    const Bf16Block* second = kWide == 2 ? first + blocks * kInputColumns : first;
     const std::int64_t columns =
         job.columns - column < kWide * kInputColumns ? job.columns - column : kWide * kInputColumns;
-    const std::int64_t share = shares > 0 ? kHigh * blocks * At::kBytes / shares : 0, step = share / blocks;
-    const std::uint8_t* next = first_rows.numbers(kHigh * blocks) + share * (column / (2 * kInputColumns));
-    tiles.zero<0>();
-    tiles.zero<1>();
-    tiles.zero<2>();
-    tiles.zero<3>();
-    std::int64_t asked = 0;  // columns of y: writing to them would wait for the last cache
-    for (std::int64_t block = 0; block < blocks;
-         ++block, first += kInputColumns, second += kInputColumns, next += step) {
+    // Each pass over the rows asks for its share of what comes next, so that memory is read during all of them.
+    const std::int64_t shares = (job.columns + 2 * kInputColumns - 1) / (2 * kInputColumns);
+    const std::int64_t group = count * At::kBytes, step = kHigh * At::kBytes / shares;
+    const std::int64_t from = kHigh * group / shares * (column / (2 * kInputColumns));
+    const std::uint8_t* next =
+        At(job.weight, chunk.next_row + from / group * kGroupRows).numbers(chunk.next_block) + from % group;
+    const bool last = chunk.end == blocks;
+    if (chunk.first == 0) {
+        tiles.zero<0>();
+        tiles.zero<1>();
+        tiles.zero<2>();
+        tiles.zero<3>();
+    } else {
+        tiles.pass<0>(sums, 64);
+        tiles.pass<1>(sums + kTile, 64);
+        tiles.pass<2>(sums + 2 * kTile, 64);
+        tiles.pass<3>(sums + 3 * kTile, 64);
+    }
+    std::int64_t asked = last ? 0 : columns;  // columns of y: writing to them would wait for the last cache
+    for (std::int64_t block = chunk.first, done = 1; block < chunk.end;
+         ++block, ++done, first += kInputColumns, second += kInputColumns, next += step) {
         for (std::int64_t line = 0; line < step; line += 64) {
             fetch_second(next + line);
         }
-        for (; asked * blocks < (block + 1) * columns; ++asked) {
+        for (; asked * count < done * columns; ++asked) {
             const float* y = job.y + (column + asked) * job.y_stride + row;
-            fetch(y);
-            fetch(y + kGroupRows);
+            fetch_second(y);
+            fetch_second(y + kGroupRows);
         }
         tiles.pass<4>(first, sizeof(Bf16Block));
         tiles.load<6>(first_rows.numbers(block), 64);
@@ -81,50 +95,86 @@ inline void bf16_tiles(Tiles& tiles, const LinearJob& job, std::int64_t row, std
             tiles.add_bf16<3, 5, 7>();
         }
     }
-    alignas(64) float sums[2][2][kInputColumns][kGroupRows];  // [16 columns, 16 rows, column, row]
-    tiles.store<0>(sums[0][0], 64);
-    tiles.store<1>(sums[0][1], 64);
-    tiles.store<2>(sums[1][0], 64);
-    tiles.store<3>(sums[1][1], 64);
+    const auto store = [&](float* to, std::int64_t stride, std::int64_t down, std::int64_t right) {
+        tiles.store<0>(to, stride);
+        if constexpr (kHigh == 2) {
+            tiles.store<1>(to + down, stride);
+        }
+        if constexpr (kWide == 2) {
+            tiles.store<2>(to + right, stride);
+        }
+        if constexpr (kWide == 2 && kHigh == 2) {
+            tiles.store<3>(to + right + down, stride);
+        }
+    };
+    if (!last) {
+        return store(sums, 64, kTile, 2 * kTile);
+    }
+    const bool whole = columns == kWide * kInputColumns && row + kHigh * kGroupRows <= job.weight.rows;
+    if (whole && job.bias == nullptr && !job.accumulate) {
+        float* y = job.y + column * job.y_stride + row;
+        return store(y, 4 * job.y_stride, kGroupRows, kInputColumns * job.y_stride);
+    }
+    alignas(64) float all[2][2][kInputColumns][kGroupRows];  // [16 columns, 16 rows, column, row]
+    store(all[0][0][0], 64, kTile, 2 * kTile);
     for (std::int64_t c = 0; c < columns; ++c) {
         for (std::int64_t r = 0; r < kHigh * kGroupRows && row + r < job.weight.rows; r += Rows::kRows) {
-            const float* at = sums[c / kInputColumns][r / kGroupRows][c % kInputColumns] + r % kGroupRows;
+            const float* at = all[c / kInputColumns][r / kGroupRows][c % kInputColumns] + r % kGroupRows;
             put_tile<Rows>(job, column + c, row + r, Rows::load(at));
         }
     }
 }
 
-// `first`: nothing has asked for the next rows yet.
 template <int kHigh>
-inline void bf16_columns(Tiles& tiles, const LinearJob& job, std::int64_t row, bool first) {
-    const std::int64_t shares = first ? (job.columns + 2 * kInputColumns - 1) / (2 * kInputColumns) : 0;
+inline void bf16_columns(Tiles& tiles, const LinearJob& job, std::int64_t row, const Chunk& chunk, float* sums) {
     std::int64_t column = 0;
     for (; column + kInputColumns < job.columns; column += 2 * kInputColumns) {
-        bf16_tiles<2, kHigh>(tiles, job, row, column, shares);
+        bf16_tiles<2, kHigh>(tiles, job, row, column, chunk, sums + column * 2 * kGroupRows);
     }
     if (column < job.columns) {
-        bf16_tiles<1, kHigh>(tiles, job, row, column, shares);
+        bf16_tiles<1, kHigh>(tiles, job, row, column, chunk, sums + column * 2 * kGroupRows);
     }
 }
 
-void bf16_rows(const LinearJob& job, std::int64_t first_row, std::int64_t end, float*) {
-    static constexpr TileShapes kShapes = bf16_shapes();
-    constexpr std::int64_t kStep = 2 * kInputColumns;
-    Tiles tiles(kShapes);
-    const std::int64_t fits = kSlabBytes / (2 * job.weight.cols) / kStep * kStep;
-    // Long rows leave the second cache whatever meets them first.
-    each_slab(job, fits > kStep ? fits : job.columns, [&](const LinearJob& slab, std::int64_t column) {
-        std::int64_t row = first_row;
-        for (; row + kGroupRows < end; row += 2 * kGroupRows) {
-            bf16_columns<2>(tiles, slab, row, column == 0);
-        }
-        if (row < end) {
-            bf16_columns<1>(tiles, slab, row, column == 0);
-        }
-    });
+inline std::int64_t whole_columns(const LinearJob& job) {
+    return (job.columns + 2 * kInputColumns - 1) / (2 * kInputColumns) * (2 * kInputColumns);
 }
 
-std::int64_t bf16_scratch(const LinearJob&) { return 0; }
+inline Division bf16_division(const Weight& weight, std::int64_t most_rows, std::int64_t columns) {
+    constexpr std::int64_t kWide = 2 * kInputColumns;
+    const bool many = in_chunks(columns, weight.cols / kBlock);
+    const std::int64_t fits = many ? kSlabColumns : kSlabBytes / row_bytes(weight);
+    const std::int64_t slabs = (columns + fits - 1) / fits, wide = (columns + slabs * kWide - 1) / (slabs * kWide);
+    return {kBf16TileRows, many ? kHighBandRows : most_rows, wide * kWide};
+}
+
+std::int64_t bf16_scratch(const LinearJob& job) {
+    return in_chunks(job.columns, job.weight.cols / kBlock) ? kHighBandRows * whole_columns(job) : 0;
+}
+
+void bf16_rows(const LinearJob& job, std::int64_t first_row, std::int64_t end, float* sums) {
+    static constexpr TileShapes kShapes = bf16_shapes();
+    Tiles tiles(kShapes);
+    const std::int64_t blocks = job.weight.cols / kBlock;
+    const bool many = in_chunks(job.columns, blocks);
+    const std::int64_t chunks = many ? (blocks + kChunkBlocks - 1) / kChunkBlocks : 1;
+    const bool fit = job.columns * row_bytes(job.weight) <= kSlabBytes;
+    const std::int64_t band = !many ? end - first_row : fit ? kBandRows : kHighBandRows;
+    for (; first_row < end; first_row += band) {
+        const std::int64_t band_end = first_row + band < end ? first_row + band : end;
+        for (std::int64_t part = 0; part < chunks; ++part) {
+            Chunk chunk{blocks * part / chunks, blocks * (part + 1) / chunks, 0, 0};
+            for (std::int64_t row = first_row; row < band_end; row += kBf16TileRows) {
+                const bool over = row + kBf16TileRows >= band_end, again = over && chunk.end < blocks;
+                chunk.next_row = again ? first_row : row + kBf16TileRows;
+                chunk.next_block = over ? chunk.end % blocks : chunk.first;
+                float* kept = sums + (row - first_row) * whole_columns(job);
+                row + kGroupRows < band_end ? bf16_columns<2>(tiles, job, row, chunk, kept)
+                                            : bf16_columns<1>(tiles, job, row, chunk, kept);
+            }
+        }
+    }
+}
 
 #else
 
@@ -137,6 +187,9 @@ constexpr int kBf16Tiles = 2, kBf16Columns = 8;
 constexpr int kBf16Tiles = 2, kBf16Columns = 4;
 #endif
 constexpr std::int64_t kBf16TileRows = kBf16Tiles * Rows::kRows;
+
+// A tile of rows is multiplied with all columns, some at a time, before the next tile: that many passes over the rows.
+// Each pass asks for its share of the next tile (one of `shares`), so that memory is read during all of them.
 
 // kColumns columns of kTiles * R::kRows rows. `step` is how many bytes of the next tile are asked for per pair of k.
 template <typename R, int kTiles, int kColumns, typename Block>
@@ -219,6 +272,17 @@ void bf16_rows(const LinearJob& job, std::int64_t row, std::int64_t end, float*)
 }
 
 #else
+
+constexpr std::int64_t kSlabBytes = 512 << 10;  // of inputs that stay in the second cache, beside a turn's weights
+
+// Calls run(the job of some columns, the first of these) until all have been: all rows of a turn meet them before
+// others.
+template <typename Run>
+inline void each_slab(const LinearJob& job, std::int64_t most, const Run& run) {
+    for (std::int64_t column = 0; column < job.columns; column += most) {
+        run(some_columns(job, column, job.columns - column < most ? job.columns - column : most), column);
+    }
+}
 
 struct alignas(64) WidenedBlock {
     float x[kBlock];

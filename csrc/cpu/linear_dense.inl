@@ -175,9 +175,20 @@ std::int64_t linear_scratch(const LinearJob& job) {
                                                   : digit_scratch(job);
 }
 
-std::int64_t tile_rows(const Weight& weight) {
+constexpr std::int64_t kTurnBytes = 512 << 10;  // the second cache keeps them for all columns
+
+Division division(const Weight& weight, std::int64_t columns) {
     static_assert(kBf16TileRows % kGroupRows == 0);
-    return weight.format == Format::kBf16Pairs && weight.rounding != Rounding::kNone ? kBf16TileRows : kGroupRows;
+    const std::int64_t most_rows = kTurnBytes / row_bytes(weight);
+    if (weight.format != Format::kBf16Pairs || weight.rounding == Rounding::kNone) {
+        return {kGroupRows, most_rows, columns};
+    }
+#if defined(OCTAVO_TILES)
+    if (columns > kFewColumns) {
+        return bf16_division(weight, most_rows, columns);
+    }
+#endif
+    return {kBf16TileRows, most_rows, columns};
 }
 
 void weight_row(const Weight& weight, std::int64_t row, float* out) {

@@ -118,9 +118,9 @@ void Llama::run(const TensorRef& hidden, const LlamaStep& step, const std::vecto
     }
     space_->x.take(alone * s.hidden);
     space_->normed.take(n * s.hidden);
-    space_->qkv.take(n * (this->queries().count + keys().count + values().count) * s.head_dim);
+    space_->qkv.take(n * results_apart((this->queries().count + keys().count + values().count) * s.head_dim));
     space_->attended.take(alone * queries);
-    space_->gate_up.take(n * 2 * share_.inner.count);
+    space_->gate_up.take(n * results_apart(2 * share_.inner.count));
     space_->inner.take(alone * s.inner);
     space_->low.take(step.loras.empty() ? 0 : step.lora_rows.shape[0] * lora_low_rows(step));
     space_->digits.take(num_blocks(n, widest));

@@ -92,8 +92,8 @@ class Llama::Run {
                 continue;
             }
             norm(layer.mlp_norm, layer.gate_up);
-            product(layer.gate_up, normed_, layer.gate_up_bias, gate_up_, 2 * share_.inner.count, false);
-            adapt(index, &LoraLayer::gate_up, normed_, s_.hidden, gate_up_, 2 * share_.inner.count);
+            product(layer.gate_up, normed_, layer.gate_up_bias, gate_up_, gate_up_row(), false);
+            adapt(index, &LoraLayer::gate_up, normed_, s_.hidden, gate_up_, gate_up_row());
             activate(layer.down);
             product(layer.down, inner_, layer.down_bias, x_ + share_.hidden.first, s_.hidden, true);
             adapt(index, &LoraLayer::down, inner_, s_.inner, x_, s_.hidden);
@@ -195,8 +195,11 @@ class Llama::Run {
         meet({{x_, num_tokens_, s_.hidden, &share_.host_hidden}});
     }
 
-    // Of queries, keys and values of a token.
-    std::int64_t qkv_row() const { return (own_.queries.count + own_.keys.count + own_.values.count) * s_.head_dim; }
+    // From a token's queries, keys and values, or its gates and ups, to the next one's.
+    std::int64_t qkv_row() const {
+        return results_apart((own_.queries.count + own_.keys.count + own_.values.count) * s_.head_dim);
+    }
+    std::int64_t gate_up_row() const { return results_apart(2 * share_.inner.count); }
 
     // Work on all tokens, of so many numbers each, that comes before a product: the ranks divide it where it takes
     // longer than one more meeting.
@@ -336,7 +339,7 @@ class Llama::Run {
         each(num_tokens_ * pieces, [&, first = start, own = size](std::int64_t i) {
             const std::int64_t t = i / pieces, from = i % pieces * kPiece;
             const std::int64_t count = own - from < kPiece ? own - from : kPiece;
-            const float* gate = gate_up_ + t * 2 * own + from;
+            const float* gate = gate_up_ + t * gate_up_row() + from;
             k_.silu_mul(gate, gate + own, count, inner_ + t * s_.inner + first + from);
             if (share_.team == nullptr) {
                 round_inputs(next.front(), inner_ + t * s_.inner, t, from, count, inputs_);

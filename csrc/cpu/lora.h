@@ -19,7 +19,7 @@ struct LoraJob {
     const float* x;
     std::int64_t cols;  // of x
     float* y;
-    std::int64_t rows;  // of the stack: columns of y
+    std::int64_t rows;  // from row to row of y, at least those of the stack
     float* low;         // room for `low_rows` floats for each of the step's lora_rows
     std::int64_t low_rows;
 };
