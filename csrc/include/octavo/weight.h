@@ -152,8 +152,8 @@ static constexpr std::int64_t block_bytes(Format format) {
 }
 // How many bytes a row takes; packed rows share blocks.
 static inline std::int64_t row_bytes(const Weight& weight) {
-    return weight.packed() ? block_bytes(weight.format) * weight.cols / (kGroupRows * kBlock)
-                           : weight.cols * (weight.format == Format::kF32 ? 4 : 2);
+    return weight.format >= Format::kQ8 ? block_bytes(weight.format) * weight.cols / (kGroupRows * kBlock)
+                                        : weight.cols * (weight.format == Format::kF32 ? 4 : 2);
 }
 std::int64_t packed_bytes(Format format, std::int64_t rows, std::int64_t cols);
 
