@@ -1,7 +1,7 @@
 """The tensors that a GGUF file is converted to, made once and then taken from the cache on disk."""
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 import torch
@@ -16,11 +16,20 @@ CACHE_VERSION = 4  # rises when `convert` or dequantization make other tensors o
 
 
 def converted(
-    file: GgufFile, dtype: torch.dtype, cache_dir: Path | None, convert: Callable[[], dict[str, Tensor]]
+    file: GgufFile,
+    dtype: torch.dtype,
+    cache_dir: Path | None,
+    convert: Callable[[], dict[str, Tensor]],
+    left_out: Collection[str] = (),
 ) -> dict[str, Tensor]:
-    """What `convert` makes, from the cache on disk if that has it; `cache_dir` None: there is no cache."""
+    """What `convert` makes, from the cache on disk if that has it; `cache_dir` None: there is no cache.
+
+    The names of the tensors that it leaves out are part of the key.
+    """
     cache = WeightCache(cache_dir) if cache_dir else None
     key, name = _cache_key(file.paths, dtype), model_name(file.path)
+    if left_out:
+        key += f"-{hashlib.blake2b(' '.join(sorted(left_out)).encode(), digest_size=8).hexdigest()}"
     tensors = cache.load(name, key) if cache else None
     if tensors is None:
         tensors = convert()

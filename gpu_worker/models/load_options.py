@@ -46,6 +46,21 @@ class LoadOptions:
     def keeps(self) -> bool:
         return self.quantization in KEPT_SCHEMES
 
+    @property
+    def rounds(self) -> bool:
+        """Whether weights are to be rounded that the files have otherwise."""
+        return weights_of(self.quantization) in ("q8", "q4")
+
+    def packs_layers(self) -> bool:
+        """Whether the extension multiplies layers of a model that runs through Transformers.
+
+        InvalidArgument if not, but a rounding was asked for, or a group.
+        """
+        if self.place is None and not self.keeps and self.device.type == "cpu" and isinstance(self.ops, NativeCpuOps):
+            return True
+        self.native(None)
+        return False
+
     def native(self, config: LlamaConfig | None) -> bool:
         """Whether the extension runs this model in one call, on a CPU. InvalidArgument if it does not, but a rounding
         was asked for; or if weights are to be kept, and the model or the ops cannot."""
@@ -92,7 +107,8 @@ class LoadOptions:
         """Why this decoder's tokens differ from those of other decoders of the same files; empty if they do not."""
         weights = weights_of(self.quantization)
         rounded = weights in ("q8", "q4") or (weights == "auto" and packed)
-        rounds = (rounded and isinstance(decoder, NativeLlamaDecoder)) or self.quantization == f"{KEPT}{A8}"
+        packs = isinstance(decoder, NativeLlamaDecoder) or getattr(decoder, "packed", None) is not None
+        rounds = (rounded and packs) or self.quantization == f"{KEPT}{A8}"
         variant = self.quantization if rounds else ""
         if isinstance(decoder, (NativeLlamaDecoder, llama.LlamaDecoder)) and decoder.config.rope.kind == "longrope":
             is_long = decoder.config.rope.is_long(decoder.context_tokens)

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -51,7 +51,7 @@ from gpu_worker.models.model_kind import (
 )
 from gpu_worker.models.packed import cuda_packing
 from gpu_worker.models.packed.packed_cache import PackedCache, content_key
-from gpu_worker.models.packed.packed_weights import A8, SCHEMES, weights_of
+from gpu_worker.models.packed.packed_weights import A8, SCHEMES, PackedWeights, weights_of
 from gpu_worker.models.packed.packing import PACKING
 from gpu_worker.models.pooling_files import read_pooling
 from gpu_worker.models.text_part import HEAD, TextSource, text_config
@@ -203,14 +203,40 @@ def _gguf_decoder(name: str, file: GgufFile, dtype: torch.dtype, how: LoadOption
 
 
 def _gguf_through_transformers(name: str, file: GgufFile, dtype: torch.dtype, how: LoadOptions) -> Decoder:
-    how.native(None)
     family = read_family(GgufHeader(file, architecture(file)))
-    prepare = partial(through_transformers.prepare, file, family, dtype, how.progress)
-    tensors = converted(file, dtype, how.cache_dir, prepare)
-    from gpu_worker.models.through_transformers.decoder import TransformersDecoder
+    source = through_transformers.RecipeSource(file, family)
+
+    def read(left_out: Collection[str]) -> dict[str, Tensor]:
+        prepare = partial(through_transformers.prepare, file, family, dtype, how.progress, left_out)
+        return converted(file, dtype, how.cache_dir, prepare, left_out)
 
     factors = through_transformers.rope_factors(file)
-    return TransformersDecoder.of_tensors(file.path.name, family.config, tensors, dtype, how.ops, how.device, factors)
+    return _of_tensors(file.path.name, family.config, source, read, dtype, how, factors)
+
+
+def _of_tensors(
+    name: str,
+    config: Mapping[str, Any],
+    source: WeightSource,
+    read: Callable[[Collection[str]], dict[str, Tensor]],
+    dtype: torch.dtype,
+    how: LoadOptions,
+    rope_factors: Tensor | None = None,
+) -> Decoder:
+    """A decoder through Transformers, of which the extension multiplies the layers that it can on a CPU."""
+    from gpu_worker.models.packed.packed_linear import LayerPacking
+    from gpu_worker.models.through_transformers.decoder import TransformersDecoder
+
+    packing = None
+    if how.packs_layers():
+        extension = cast("NativeCpuOps", how.ops).extension
+        packing = LayerPacking(source, dtype, how.quantization, extension, how.progress)
+    decoder = TransformersDecoder.of_tensors(name, config, read, dtype, how.ops, how.device, rope_factors, packing)
+    if how.rounds and decoder.packed is None:
+        raise InvalidArgument("quantization", f"{how.quantization}: no layer of this model is packed: say auto")
+    if how.quantization.endswith(A8) and not cast("PackedWeights", decoder.packed).rounds_to_8_bits():
+        raise _without_8_bits(how)
+    return decoder
 
 
 def _load_directory(name: str, path: Path, how: LoadOptions) -> LoadedModel:
@@ -281,24 +307,26 @@ def _decoder(
         return _op_by_op(config, tensors, how, share, is_cut=True)
     if is_gpt_like(content):
         return _gpt(source, content, dtype, how)
-    how.native(None)
     if has_encoder(content):
+        how.native(None)
         return _encoder_decoder(path, content, dtype, how)
     if content.get("model_type") not in (*THROUGH_TRANSFORMERS, *PICTURES):
         log.warning("model_type %r is not in the table of supported models", content.get("model_type"))
-    from gpu_worker.models.through_transformers.decoder import (
-        TransformersDecoder,  # seconds of imports that others do not need
-    )
-
     if content.get("model_type") in PICTURES:
+        how.native(None)
         from gpu_worker.models.through_transformers.picture_decoder import PictureDecoder
 
         return PictureDecoder.load_with_pictures(path, content, dtype, how.ops, how.device)
-    if not isinstance(source, TextSource) and content.get("quantization_config") is None:
+    is_plain = not isinstance(source, TextSource) and content.get("quantization_config") is None
+    if is_plain and not (how.packs_layers() and how.rounds):
+        from gpu_worker.models.through_transformers.decoder import (
+            TransformersDecoder,
+        )  # seconds that others do not need
+
         return TransformersDecoder.load(path, dtype, how.ops, how.device)
     plain = {key: value for key, value in content.items() if key != "quantization_config"}
-    tensors = decoded(open_source(source, content), dtype)
-    return TransformersDecoder.of_tensors(name, plain, tensors, dtype, how.ops, how.device)
+    opened = open_source(source, content)
+    return _of_tensors(name, plain, opened, lambda left_out: decoded(opened, dtype, left_out), dtype, how)
 
 
 def _op_by_op(

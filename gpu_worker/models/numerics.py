@@ -59,6 +59,8 @@ def class_of(
         kept = "+".join(getattr(decoder, "formats", ()))  # of weights that are not decoded: other kernels than cuBLAS's
         return _joined("cuda", kind, *decoded, kept, *_gpu(device), invariant)
     in_halves = kv_dtype not in IN_FLOATS
+    if packed := getattr(decoder, "packed", None):
+        decoded = (*decoded, packed.arithmetic())
     parts = _native_cpu(ops, in_halves) if isinstance(ops, NativeCpuOps) else ("cpu", "reference")
     # Torch's products on a CPU are those of libraries that look at the processor themselves, and at the threads.
     capability = torch.backends.cpu.get_cpu_capability().lower()

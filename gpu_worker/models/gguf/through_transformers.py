@@ -1,31 +1,94 @@
 """Reads the tensors of a GGUF file as a model of Transformers has them in memory (`families`)."""
 
+from collections.abc import Collection
+
 import torch
 from torch import Tensor
 
-from gpu_worker.models.checkpoint.weights import ProgressCallback
-from gpu_worker.models.gguf.recipes import Family
-from gpu_worker.models.gguf.tensors import ROPE_FACTORS, read_tensor
+from gpu_worker.models.checkpoint.weights import FLOATS, ProgressCallback
+from gpu_worker.models.gguf.held_blocks import held_blocks
+from gpu_worker.models.gguf.recipes import Family, Recipe
+from gpu_worker.models.gguf.tensors import KERNELS, ROPE_FACTORS, read_tensor
 from octavo.model_files.gguf import GgufFile
+from octavo.model_files.gguf_support import FLOATS as FLOAT_TYPES
 from octavo.request.errors import BadModel
 
 
-def prepare(file: GgufFile, family: Family, dtype: torch.dtype, on_tensor: ProgressCallback) -> dict[str, Tensor]:
-    """The model's tensors by its own names, in `dtype`. BadModel if the file lacks a tensor, or has one too many."""
+def prepare(
+    file: GgufFile,
+    family: Family,
+    dtype: torch.dtype,
+    on_tensor: ProgressCallback,
+    left_out: Collection[str] = (),
+) -> dict[str, Tensor]:
+    """The model's tensors by its own names, in `dtype`, but those that are left out.
+
+    BadModel if the file lacks a tensor of the model, or has one too many.
+    """
     used = {name for recipe in family.recipes.values() for name in recipe.of}
     if lacking := sorted(used - set(file.tensors)):
         raise BadModel(f"{file.path.name} has no tensor {lacking[0]!r}")
     if left := sorted(set(file.tensors) - used - {ROPE_FACTORS}):
         some = f"{', '.join(left[:5])}{' …' if len(left) > 5 else ''}"
         raise BadModel(f"{len(left)} tensors of {file.path.name} have no place in the model: {some}")
-    tensors = {}
-    for name, recipe in family.recipes.items():
-        joined = recipe.join([read_tensor(file, part) for part in recipe.of])
-        tensors[name] = joined.to(dtype).contiguous()
-        for part in recipe.of:
-            file.release(part)
-        on_tensor(len(tensors), len(family.recipes))
+    wanted = {name: recipe for name, recipe in family.recipes.items() if name not in left_out}
+    source, tensors = RecipeSource(file, family), dict[str, Tensor]()
+    for name in wanted:
+        tensors[name] = source.get(name).to(dtype).contiguous()
+        on_tensor(len(tensors), len(wanted))
     return tensors
+
+
+class RecipeSource:
+    """A BlockSource: the tensors of the model, of which those whose rows are in another order at most have blocks."""
+
+    def __init__(self, file: GgufFile, family: Family) -> None:
+        self._file = file
+        self._recipes = family.recipes
+
+    def names(self) -> set[str]:
+        return set(self._recipes)
+
+    def get(self, name: str) -> Tensor:
+        recipe = self._recipes[name]
+        joined = recipe.join([read_tensor(self._file, part) for part in recipe.of])
+        for part in recipe.of:
+            self._file.release(part)
+        return joined
+
+    def block_format(self, name: str) -> str:
+        recipe = self._recipes[name]
+        info = self._file.tensors[recipe.of[0]]
+        if info.type in FLOAT_TYPES or len(info.shape) != 2 or order_of_rows(recipe, *info.shape) is None:
+            return FLOATS
+        return KERNELS.get(info.type, "")
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self._file.tensors[self._recipes[name].of[0]].shape)
+
+    def blocks(self, name: str) -> Tensor:
+        recipe = self._recipes[name]
+        info = self._file.tensors[recipe.of[0]]
+        order = order_of_rows(recipe, *info.shape)
+        blocks = held_blocks(self._file.tensor_bytes(info.name), info.type).view(info.shape[0], -1)
+        self._file.release(info.name)
+        return blocks if order is None or torch.equal(order, torch.arange(len(order))) else blocks[order]
+
+
+def order_of_rows(recipe: Recipe, rows: int, columns: int) -> Tensor | None:
+    """Where the rows of a recipe's matrix come from; None: it does more with its tensors than to move whole rows."""
+    if len(recipe.of) != 1:
+        return None
+    try:
+        order = recipe.join([torch.arange(rows)[:, None]])
+        places = recipe.join([torch.arange(columns).expand(rows, columns).contiguous()])
+    except (RuntimeError, IndexError, BadModel):
+        return None
+    whole = order.dtype == places.dtype == torch.int64 and order.shape == (rows, 1) and places.shape == (rows, columns)
+    if not whole or not torch.equal(places, torch.arange(columns).expand(rows, columns)):
+        return None
+    order = order.flatten()
+    return order if torch.equal(order.sort().values, torch.arange(rows)) else None
 
 
 def rope_factors(file: GgufFile) -> Tensor | None:

@@ -8,7 +8,7 @@ with those of the model's own attention.
 
 import inspect
 import logging
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -24,6 +24,8 @@ from transformers.modeling_utils import AttentionInterface
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from gpu_worker.models.decoders.decoder import Decoder, common_window
+from gpu_worker.models.packed.packed_linear import LayerPacking
+from gpu_worker.models.packed.packed_weights import PackedWeights
 from gpu_worker.models.through_transformers.checks import (
     check_weights,
     check_windows,
@@ -138,6 +140,7 @@ class TransformersDecoder(Decoder):
     batch_invariant = False  # the model's matrix products are rounded by their shape
     auto_model: Any = AutoModelForCausalLM
     attention: str | Mapping[str, str] = IMPLEMENTATION
+    packed: PackedWeights | None = None  # of layers that are not torch's
 
     def __init__(self, model: nn.Module, ops: Ops, device: torch.device) -> None:
         self._model = model
@@ -193,32 +196,46 @@ class TransformersDecoder(Decoder):
         cls,
         name: str,
         config: Mapping[str, Any],
-        tensors: dict[str, Tensor],
+        read: Callable[[Collection[str]], dict[str, Tensor]],
         dtype: torch.dtype,
         ops: Ops,
         device: torch.device,
         rope_factors: Tensor | None = None,
+        packing: LayerPacking | None = None,
     ) -> "TransformersDecoder":
-        """Makes the model of a configuration and of all its tensors in `dtype`, whose memory it uses, and verifies.
+        """Makes the model of a configuration and of its tensors in `dtype`, whose memory it uses, and verifies.
 
-        `rope_factors` divide the frequencies of its rotary positions. BadModel says why it cannot run.
+        `read` gives all tensors but some; of these `packing` makes layers. `rope_factors` divide the frequencies of its
+        rotary positions. BadModel says why it cannot run.
         """
+        packed = None
         try:
             settings = AutoConfig.for_model(**config)
-            model, weights = MODEL_FOR_CAUSAL_LM_MAPPING[type(settings)].from_pretrained(
+            kind = MODEL_FOR_CAUSAL_LM_MAPPING[type(settings)]
+            with torch.device("meta"):
+                layers = kind(settings)
+            shapes = {} if packing is None else packing.shapes(layers)
+            nothing = torch.zeros((), dtype=dtype)
+            model, weights = kind.from_pretrained(
                 None,
                 config=settings,
-                state_dict=tensors,
+                state_dict=read(shapes) | {each: nothing.expand(shape) for each, shape in shapes.items()},
                 output_loading_info=True,
                 dtype=dtype,
                 attn_implementation=IMPLEMENTATION,
                 ignore_mismatched_sizes=True,  # they are refused below, by name
             )
+            if packing is not None and shapes:
+                packed = packing.pack(model, shapes)
         except (KeyError, ValueError, OSError, RuntimeError) as error:
             raise BadModel(f"{name}: {type(error).__name__}: {str(error).partition(chr(10))[0]}") from error
         if rope_factors is not None:
             divide_frequencies(name, model, rope_factors)
-        return cls._verified(name, model, weights, ops, device)
+        decoder = cls._verified(name, model, weights, ops, device)
+        if packed is not None:
+            decoder.packed = packed
+            decoder.name = f"{decoder.name} ({packed.describe()})"
+        return decoder
 
     @classmethod
     def _verified(

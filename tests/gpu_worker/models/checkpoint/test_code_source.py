@@ -115,17 +115,19 @@ def test_a_model_in_codes_is_the_model_of_their_values(model, name, tiny, load, 
         assert 0 < difference(all_logits(automatic, PROMPT), expected) < 5e-3
 
 
-@pytest.mark.parametrize("name", ["awq", "gptq", "packed-asymmetric", "int8"])
-def test_codes_of_a_model_through_transformers_are_decoded(name, tiny, load, all_logits, tmp_path):
-    meant = write_codes(
-        tiny("granite-wide", "Granite", {**SMALL, "hidden_size": 256, "intermediate_size": 256}).directory,
-        tmp_path / "codes",
-        FORMS[name],
-    )
-    plain = load(write_values(tiny("granite-wide").directory, tmp_path / "plain", meant))
-    runner = load(tmp_path / "codes")
-    assert runner._decoder.name == "transformers:granite"
-    assert torch.equal(all_logits(runner, PROMPT), all_logits(plain, PROMPT))
+@pytest.mark.parametrize("name", ["awq", "gptq", "gptq-act-order", "packed-asymmetric", "int8"])
+def test_layers_of_a_model_through_transformers_stay_in_codes(name, tiny, load, all_logits, tmp_path):
+    source = tiny("granite-wide", "Granite", {**SMALL, "hidden_size": 256, "intermediate_size": 256}).directory
+    meant = write_codes(source, tmp_path / "codes", FORMS[name])
+    expected = all_logits(load(write_values(source, tmp_path / "plain", meant)), PROMPT)
+    automatic, runner = load(tmp_path / "codes"), load(tmp_path / "codes", quantization="none")
+    assert difference(all_logits(runner, PROMPT), expected) < 1e-5
+    assert difference(all_logits(automatic, PROMPT), expected) < 5e-3
+    kept = KEPT[name] if "native" in runner.info.numerics else FLOATS
+    named = f"transformers:granite ({kept}; inputs 15 bits)" if kept != FLOATS else "transformers:granite"
+    assert automatic._decoder.name == named
+    assert (automatic.info.fingerprint == runner.info.fingerprint) == (kept == FLOATS)
+    assert (kept in automatic.info.numerics) == (kept != FLOATS)
 
 
 @pytest.mark.skipif(native.load() is None, reason="the extension was not built")

@@ -107,7 +107,7 @@ def test_a_gguf_file_says_what_transformers_says(name, made, converted, load, al
     ],
 )
 def test_matrices_and_experts_are_those_of_the_file(name, kind, made, converted, load, all_logits):
-    """Beside a file of floats with the same numbers. What is rounded then are inputs, of our own decoders by `auto`."""
+    """Beside a file of floats with the same numbers. What is rounded then are inputs, by `auto`."""
     own = gguf.GGMLQuantizationType[kind]
 
     def rounded(stored, tensor):
@@ -118,10 +118,9 @@ def test_matrices_and_experts_are_those_of_the_file(name, kind, made, converted,
     expected = all_logits(load(converted(name, rounded)), PROMPT)
     path = converted(name, kind=own)
     fast = load(path)
-    assert difference(all_logits(fast, PROMPT), expected) < (0.0 if name == "granitemoe" else 0.05) + 1e-12
-    if name != "granitemoe":
-        assert difference(all_logits(load(path, quantization="none"), PROMPT), expected) < 1e-5
-        assert kind == "F16" or kind.lower().removesuffix("_0") in fast._decoder.name
+    assert difference(all_logits(fast, PROMPT), expected) < 0.05
+    assert difference(all_logits(load(path, quantization="none"), PROMPT), expected) < 1e-5
+    assert kind == "F16" or kind.lower().removesuffix("_0") in fast._decoder.name
     assert difference(expected, made(name).logits(PROMPT)) > 1e-4
 
 
@@ -242,10 +241,8 @@ def test_a_setting_that_is_not_understood_and_a_lacking_tensor_are_named(name, m
         load(converted(name, lambda stored, x: None if stored == more else x, more=settings))
 
 
-def test_what_has_no_place_another_shape_or_no_scheme_is_refused(converted, load):
+def test_what_has_no_place_or_another_shape_is_refused(converted, load):
     with pytest.raises(BadModel, match=r"1 tensors of .*\.gguf have no place in the model: blk\.0\.ffn_gate_inp"):
         load(converted("olmo2", extra={"blk.0.ffn_gate_inp.weight": torch.ones(4, 32)}))
     with pytest.raises(BadModel, match=r"k_proj\.weight is \[14, 32\] and should be \[16, 32\]"):
         load(converted("olmo2", lambda stored, x: x[:-2] if "blk.1.attn_k." in stored else x))
-    with pytest.raises(InvalidArgument, match="q8 needs native ops"):
-        load(converted("gemma"), quantization="q8")

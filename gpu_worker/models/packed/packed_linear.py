@@ -1,0 +1,105 @@
+"""Layers of a model in torch whose matrices the extension multiplies with, in 3 to 8 bits; all else stays torch's."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import ModuleType
+
+import torch
+from torch import Tensor, nn
+
+from gpu_worker.models.checkpoint.weights import FLOATS, BlockSource, CheckpointReader, ProgressCallback, WeightSource
+from gpu_worker.models.packed.packed_weights import NativeMatrix, PackedWeights, weights_of
+from gpu_worker.models.packed.packing import BLOCK, GROUP_ROWS, MatrixPacker
+from gpu_worker.models.packed.weight_memory import HugePageAllocator
+
+CHOOSING = ("gate", "router", "shared_expert_gate")  # layers that choose experts: rounded, they would choose others
+
+
+class PackedLinear(nn.Module):
+    """In the place of a linear layer."""
+
+    def __init__(self, matrix: NativeMatrix, bias: Tensor | None, extension: ModuleType) -> None:
+        super().__init__()
+        self.out_features, self.in_features = matrix.weight.rows, matrix.weight.cols
+        self.matrix = matrix
+        self._bias = None if bias is None else bias.detach().float()
+        self._extension = extension
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.reshape(-1, self.in_features).float().contiguous()
+        out = torch.empty((len(rows), self.out_features))
+        self._extension.linear(out, rows, self.matrix.weight, self._bias)
+        return out.to(x.dtype).view(*x.shape[:-1], self.out_features)
+
+
+class PackedEmbedding(nn.Module):
+    """In the place of an embedding, whose rows may be multiplied with a number."""
+
+    def __init__(self, matrix: NativeMatrix, scale: float, dtype: torch.dtype, extension: ModuleType) -> None:
+        super().__init__()
+        self.embedding_dim = matrix.weight.cols
+        self.matrix = matrix
+        self._scale, self._dtype = scale, dtype
+        self._extension = extension
+
+    def forward(self, ids: Tensor) -> Tensor:
+        rows = torch.empty((ids.numel(), self.embedding_dim))
+        self._extension.weight_rows(rows, self.matrix.weight, ids.reshape(-1).contiguous())
+        return (rows.to(self._dtype) * self._scale).view(*ids.shape, self.embedding_dim)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerPacking:
+    """Which layers of a model in torch are packed, and how. `scheme` is one of packed_weights.SCHEMES."""
+
+    source: WeightSource
+    dtype: torch.dtype
+    scheme: str
+    extension: ModuleType
+    on_tensor: ProgressCallback
+
+    def shapes(self, model: nn.Module) -> dict[str, tuple[int, ...]]:
+        """The matrices that are packed, by their names in the source, which are those of the model."""
+        stored, found = self.source.names(), dict[str, tuple[int, ...]]()
+        for name, module in model.named_modules():
+            weight = f"{name}.weight"
+            if not _is_plain(name, module) or weight not in stored:
+                continue
+            rows, columns = module.get_parameter("weight").shape
+            if columns % BLOCK == 0 and rows >= GROUP_ROWS and self._is_packed(weight):
+                found[weight] = (rows, columns)
+        return found
+
+    def _is_packed(self, weight: str) -> bool:
+        if weights_of(self.scheme) in ("q8", "q4"):
+            return True
+        return isinstance(self.source, BlockSource) and self.source.block_format(weight) != FLOATS
+
+    def pack(self, model: nn.Module, shapes: Mapping[str, tuple[int, ...]]) -> PackedWeights:
+        """Replaces the layers of these weights, and an output projection that is the embedding."""
+        checkpoint = CheckpointReader(self.source, torch.float32, self.on_tensor)
+        memory = HugePageAllocator()
+        packer = MatrixPacker(self.extension, self.source, checkpoint, self.scheme, self.dtype, memory)
+        matrices = {name: packer.stack([name], [shape]) for name, shape in shapes.items()}
+        names = {id(weight): name for name, weight in model.named_parameters()}  # of a shared one the first
+        for name, module in list(model.named_modules()):
+            weight = module.get_parameter("weight") if _is_plain(name, module) else None
+            matrix = matrices.get(f"{name}.weight") or matrices.get(names.get(id(weight), ""))
+            if weight is not None and matrix is not None:
+                parent, _, own = name.rpartition(".")
+                setattr(model.get_submodule(parent), own, _packed(module, weight, matrix, self.extension))
+        return PackedWeights(matrices, self.scheme)
+
+
+def _is_plain(name: str, module: nn.Module) -> bool:
+    """Whether the layer computes what its class says, and no more than that."""
+    if type(module) is nn.Linear:
+        return name.rpartition(".")[2] not in CHOOSING
+    return type(module) is nn.Embedding or type(module).__name__.endswith("ScaledWordEmbedding")
+
+
+def _packed(module: nn.Module, weight: Tensor, matrix: NativeMatrix, extension: ModuleType) -> nn.Module:
+    if isinstance(module, nn.Linear):
+        return PackedLinear(matrix, module.bias, extension)
+    scale = torch.as_tensor(getattr(module, "embed_scale", 1.0)).to(weight.dtype)
+    return PackedEmbedding(matrix, float(scale), weight.dtype, extension)
