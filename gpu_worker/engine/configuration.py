@@ -9,7 +9,7 @@ from gpu_worker.scheduling.state.scheduler_config import SchedulerConfig
 from gpu_worker.steps.runner import Runner, RunnerInfo
 from octavo.process.loop import StopRequest
 from octavo.process.machine import usable_cores
-from octavo.request.errors import InvalidArgument
+from octavo.request.errors import InvalidArgument, ServingError
 from octavo.settings.options import AUTO
 from octavo.settings.worker import WorkerSettings
 from octavo.text.tokenizers.tokenizer import Tokenizer, open_tokenizer
@@ -114,13 +114,16 @@ def build_draft_model(settings: WorkerSettings, info: RunnerInfo) -> DraftModel 
         )
     from gpu_worker.running.loading import load_runner
 
-    runner = load_runner(
-        settings.draft_model,
-        dtype=settings.dtype,
-        threads=threads_of_rank(settings),
-        kv_cache_bytes=DRAFT_CACHE_BYTES,
-        swap_bytes=0,
-    )
+    try:
+        runner = load_runner(
+            settings.draft_model,
+            dtype=settings.dtype,
+            threads=threads_of_rank(settings),
+            kv_cache_bytes=DRAFT_CACHE_BYTES,
+            swap_bytes=0,
+        )
+    except ServingError as error:  # it would sound as if it were about the served model
+        raise InvalidArgument("draft_model", error.message) from error
     if info.encoder.exists or runner.info.encoder.exists:
         what = "models with an encoder are neither guessed for nor guess themselves: leave it out"
         raise InvalidArgument("draft_model", what)

@@ -6,6 +6,7 @@ import contextlib
 import json
 import signal
 import sys
+from dataclasses import replace
 
 from octavo.cli.access import development_ca
 from octavo.cli.doctor import CheckReport, machine_checks, model_checks, store_check
@@ -97,6 +98,9 @@ def _require_usable(wanted: ClusterSettings) -> None:
     if worker.runner == "model":
         _require(model_checks.model(up.model))
         _require(model_checks.tokenizer(wanted.router.tokenizer or up.model))
+        if worker.draft_model:
+            fix = "name another model of the same tokenizer, or leave it out"
+            _require(replace(model_checks.model(worker.draft_model), name="--draft-model", fix=fix))
 
 
 def _require_protected(wanted: ClusterSettings) -> None:

@@ -26,6 +26,8 @@ MOST_RUNS = 512  # of one call of the kernel, which takes 1,024
 KEPT_SHARE = 0.9  # of the bytes that are allowed stays when room is made
 ABANDONED_S = 600.0  # after which nobody writes a partial file any more
 _NAME = re.compile("[0-9a-f]{32}")  # of a whole file
+_OWN = re.compile("[0-9a-f]{32}([.]part-[0-9a-f]{8})?")  # of those that may be removed: others are somebody's
+_FOLDER = re.compile("[0-9a-f]{2}")  # others, such as a file system's lost+found, are never opened
 
 
 class BlockFiles:
@@ -104,7 +106,7 @@ class BlockFiles:
         with suppress(FileNotFoundError):  # somebody has deleted the directory
             for each in os.scandir(self._directory):
                 with suppress(FileNotFoundError):
-                    if each.is_dir():
+                    if _FOLDER.fullmatch(each.name) and each.is_dir():
                         found[each.name] = each.stat().st_mtime_ns
         return found
 
@@ -140,16 +142,19 @@ class BlockFiles:
 
     def _all(self) -> Iterator[tuple[Path, int, float]]:
         """Every file with its length, and when it was used. Partial files that nobody writes any more are removed."""
-        for folder in os.scandir(self._directory):
-            for entry in os.scandir(folder) if folder.is_dir() else ():
-                try:
-                    status = entry.stat()
-                except FileNotFoundError:  # another worker has made room
-                    continue
-                if ".part-" in entry.name and time.time() - status.st_mtime > ABANDONED_S:
-                    Path(entry.path).unlink(missing_ok=True)
-                    continue
-                yield Path(entry.path), status.st_size, status.st_mtime
+        for folder in self.folders():
+            with suppress(FileNotFoundError):  # somebody has deleted the folder
+                for entry in os.scandir(self._directory / folder):
+                    if not _OWN.fullmatch(entry.name):
+                        continue
+                    try:
+                        status = entry.stat()
+                    except FileNotFoundError:  # another worker has made room
+                        continue
+                    if ".part-" in entry.name and time.time() - status.st_mtime > ABANDONED_S:
+                        Path(entry.path).unlink(missing_ok=True)
+                        continue
+                    yield Path(entry.path), status.st_size, status.st_mtime
 
     def _path(self, block_hash: BlockHash) -> Path:
         return self._directory / folder_of(block_hash) / block_hash.hex()

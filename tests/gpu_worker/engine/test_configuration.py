@@ -90,3 +90,9 @@ def test_a_draft_model_that_cannot_guess_is_refused_by_name(monkeypatch, setting
     with pytest.raises(InvalidArgument, match=message) as caught:
         build_draft_model(WorkerSettings(draft_model="other", **settings), info)
     assert "draft_model" in str(caught.value)
+
+
+def test_what_is_wrong_with_the_files_of_a_draft_model_is_told_of_it(tmp_path):
+    info = replace(FakeRunner().info, device="cpu", piece_invariant=True)
+    with pytest.raises(InvalidArgument, match=r"^draft_model: model .*nowhere"):
+        build_draft_model(WorkerSettings(draft_model=str(tmp_path / "nowhere")), info)

@@ -115,6 +115,7 @@ BAD = [
     # the model
     ([*UP, "--model=no/such/model"], 1, "no such file"),
     ([*UP, "--model=~nobody-of-this-name/model"], 1, "no such file"),
+    ([*UP, "--draft-model=no/such/model"], 1, "--draft-model: no/such/model: no such file"),
     ([*UP, "--model=empty"], 1, "holds no model: it needs config.json"),
     *(([*UP, f"--model={name}"], 1, "names no model") for name in ("nothing", "a-list")),
     *(([*UP, f"--model={name}"], 1, "is not JSON") for name in ("no-json", "no-text")),

@@ -1,6 +1,7 @@
 """Files of blocks: whatever happens to them, a block that is read is the one that was written."""
 
 import os
+import shutil
 import time
 from pathlib import Path
 
@@ -75,6 +76,23 @@ def test_the_oldest_go_when_it_is_full(tmp_path: Path) -> None:
     assert [number for number in range(11) if files.has(hash_of(number))] == [0, *range(3, 11)]
     assert files.latest(2) == [hash_of(0), hash_of(10)]
     assert files.num_bytes <= 10 * (HEADER_BYTES + NUM_BYTES)
+
+
+def test_files_of_others_are_left_alone_and_a_directory_that_was_deleted_is_made_again(tmp_path: Path) -> None:
+    others = [tmp_path / "models" / "weights.safetensors", tmp_path / "01" / "notes.part-1", tmp_path / "notes"]
+    for path in others:
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(bytes(100 * NUM_BYTES))
+        os.utime(path, (1, 1))
+    files = files_in(tmp_path, most_blocks=10)
+    for number in range(30):
+        files.write(hash_of(number), runs_of(number))
+    assert files.has(hash_of(29)) and all(path.exists() for path in others)
+    assert "models" not in files.folders()
+    shutil.rmtree(tmp_path)
+    for number in range(30):
+        files.write(hash_of(number), runs_of(number))
+        assert files.has(hash_of(number))
 
 
 def test_a_worker_that_died_leaves_no_part(tmp_path: Path) -> None:
