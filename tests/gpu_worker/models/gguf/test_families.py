@@ -22,7 +22,7 @@ from gpu_worker.models.gguf.header import GgufHeader
 from gpu_worker.ops import native
 from octavo.model_files.gguf import GgufFile
 from octavo.model_files.gguf_support import THROUGH_TRANSFORMERS
-from octavo.request.errors import BadModel, InvalidArgument
+from octavo.request.errors import BadModel
 
 PROMPT = [(7 * i + 3) % 128 for i in range(50)]
 PROMPTS = [[(i * 5 + 3) % 128 for i in range(length)] for length in (30, 2)]
@@ -119,7 +119,7 @@ def test_matrices_and_experts_are_those_of_the_file(name, kind, made, converted,
     path = converted(name, kind=own)
     fast = load(path)
     assert difference(all_logits(fast, PROMPT), expected) < 0.05
-    assert difference(all_logits(load(path, quantization="none"), PROMPT), expected) < 1e-5
+    assert difference(all_logits(load(path, quantization="none"), PROMPT), expected) < 2e-5
     assert kind == "F16" or kind.lower().removesuffix("_0") in fast._decoder.name
     assert difference(expected, made(name).logits(PROMPT)) > 1e-4
 

@@ -1,0 +1,60 @@
+"""Layers of models that run through Transformers, multiplied by the extension, beside torch's with the same numbers."""
+
+import itertools
+
+import gguf
+import numpy as np
+import pytest
+import torch
+import transformers
+from differences import difference
+from gguf.quants import dequantize, quantize
+from random_models import random_model
+from transformers_types import GEMMA4, SMALL
+
+from gpu_worker.models.checkpoint.weights import SafetensorsSource
+from gpu_worker.models.packed.packed_linear import LayerPacking, PackedEmbedding, PackedLinear
+from gpu_worker.ops import native
+from octavo.request.errors import InvalidArgument
+
+pytestmark = pytest.mark.skipif(native.load() is None, reason="the extension was not built")
+PROMPT = [(7 * i + 3) % 128 for i in range(50)]
+SIZES = {"num_hidden_layers": 2, "hidden_size": 64}
+MODELS = {
+    "gemma": ("Gemma", {**SMALL, **SIZES, "head_dim": 16}),  # its embedding is the output projection
+    "gemma4": ("Gemma4Text", {**GEMMA4, "hidden_size_per_layer_input": 16, "vocab_size_per_layer_input": 128}),
+    "starcoder2": ("Starcoder2", {**SMALL, **SIZES}),  # with biases
+    "granitemoe": ("GraniteMoe", {**SMALL, **SIZES, "num_local_experts": 4, "num_experts_per_tok": 2}),
+}
+
+
+@pytest.mark.parametrize(("name", "scheme"), [*itertools.product(MODELS, ("q8", "q4")), ("starcoder2", "q8-a8")])
+def test_a_directory_is_rounded_as_its_layers_are(name, scheme, tiny, load, all_logits, tmp_path):
+    """Beside a directory with the rounded numbers. What is left are the inputs."""
+    kind, fields = MODELS[name]
+    source = tiny(f"{name}-packed", kind, fields)
+    model = random_model(getattr(transformers, f"{kind}Config")(**fields), seed=1)
+    model.load_state_dict(source.model.state_dict())
+    packing = LayerPacking(SafetensorsSource(source.directory), torch.float32, scheme, native.load(), lambda *_: None)
+    shapes = packing.shapes(model)
+    for weight in shapes:
+        as_q8 = scheme.startswith("q8") or weight in ("model.embed_tokens.weight", "lm_head.weight")
+        own = gguf.GGMLQuantizationType.Q8_0 if as_q8 else gguf.GGMLQuantizationType.Q4_0
+        parameter = model.get_parameter(weight)
+        rounded = dequantize(quantize(parameter.detach().numpy(), own), own)
+        parameter.data.copy_(torch.from_numpy(np.ascontiguousarray(rounded)))
+    with torch.inference_mode():
+        expected = model(torch.tensor([PROMPT]), use_cache=False).logits[0]
+    runner = load(source.directory, quantization=scheme)
+    assert difference(all_logits(runner, PROMPT), expected) < (0.1 if scheme.endswith("a8") else 0.01)
+    assert difference(source.logits(PROMPT), expected) > 0
+    layers = [each for each in runner._decoder._model.modules() if isinstance(each, PackedLinear | PackedEmbedding)]
+    assert len(layers) == len(shapes) + source.model.config.tie_word_embeddings
+    assert runner.info.fingerprint != load(source.directory).info.fingerprint
+    assert scheme[:2] in runner.info.numerics
+
+
+def test_rounding_of_what_has_no_such_layer_is_refused(tiny, load):
+    narrow = tiny("granite-narrow", "Granite", {**SMALL, "hidden_size": 24, "intermediate_size": 40, "head_dim": 10})
+    with pytest.raises(InvalidArgument, match="q8: no layer of this model is packed: say auto"):
+        load(narrow.directory, quantization="q8")
