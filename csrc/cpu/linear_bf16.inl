@@ -33,16 +33,17 @@ constexpr TileShapes bf16_shapes() {
 }
 
 // Blocks of all columns that are multiplied with 16 * kHigh rows, and what comes after them: rows, from a block on.
+// Where it is not all blocks, sums are kept between chunks.
 struct Chunk {
     std::int64_t first, end;
     std::int64_t next_row, next_block;
+    float* sums;
 };
 
 // 16 * kWide columns of 16 * kHigh rows. Tiles 0 … 3 are sums, 4 and 5 inputs of the first and the second 16 columns, 6
-// and 7 weights of the first and the second 16 rows. Where chunks come after this one, sums are kept in `sums`.
+// and 7 weights of the first and the second 16 rows.
 template <int kWide, int kHigh>
-inline void bf16_tiles(Tiles& tiles, const LinearJob& job, std::int64_t row, std::int64_t column, const Chunk& chunk,
-                       float* sums) {
+inline void bf16_tiles(Tiles& tiles, const LinearJob& job, std::int64_t row, std::int64_t column, const Chunk& chunk) {
     using At = Part<Format::kBf16Pairs>;
     constexpr std::int64_t kTile = kInputColumns * kGroupRows;
     const std::int64_t blocks = job.weight.cols / kBlock, count = chunk.end - chunk.first;
@@ -58,6 +59,7 @@ inline void bf16_tiles(Tiles& tiles, const LinearJob& job, std::int64_t row, std
     const std::uint8_t* next =
         At(job.weight, chunk.next_row + from / group * kGroupRows).numbers(chunk.next_block) + from % group;
     const bool last = chunk.end == blocks;
+    float* sums = chunk.sums != nullptr ? chunk.sums + column * 2 * kGroupRows : nullptr;
     if (chunk.first == 0) {
         tiles.zero<0>();
         tiles.zero<1>();
@@ -126,13 +128,13 @@ inline void bf16_tiles(Tiles& tiles, const LinearJob& job, std::int64_t row, std
 }
 
 template <int kHigh>
-inline void bf16_columns(Tiles& tiles, const LinearJob& job, std::int64_t row, const Chunk& chunk, float* sums) {
+inline void bf16_columns(Tiles& tiles, const LinearJob& job, std::int64_t row, const Chunk& chunk) {
     std::int64_t column = 0;
     for (; column + kInputColumns < job.columns; column += 2 * kInputColumns) {
-        bf16_tiles<2, kHigh>(tiles, job, row, column, chunk, sums + column * 2 * kGroupRows);
+        bf16_tiles<2, kHigh>(tiles, job, row, column, chunk);
     }
     if (column < job.columns) {
-        bf16_tiles<1, kHigh>(tiles, job, row, column, chunk, sums + column * 2 * kGroupRows);
+        bf16_tiles<1, kHigh>(tiles, job, row, column, chunk);
     }
 }
 
@@ -163,14 +165,14 @@ void bf16_rows(const LinearJob& job, std::int64_t first_row, std::int64_t end, f
     for (; first_row < end; first_row += band) {
         const std::int64_t band_end = first_row + band < end ? first_row + band : end;
         for (std::int64_t part = 0; part < chunks; ++part) {
-            Chunk chunk{blocks * part / chunks, blocks * (part + 1) / chunks, 0, 0};
+            Chunk chunk{blocks * part / chunks, blocks * (part + 1) / chunks, 0, 0, nullptr};
             for (std::int64_t row = first_row; row < band_end; row += kBf16TileRows) {
                 const bool over = row + kBf16TileRows >= band_end, again = over && chunk.end < blocks;
                 chunk.next_row = again ? first_row : row + kBf16TileRows;
                 chunk.next_block = over ? chunk.end % blocks : chunk.first;
-                float* kept = sums + (row - first_row) * whole_columns(job);
-                row + kGroupRows < band_end ? bf16_columns<2>(tiles, job, row, chunk, kept)
-                                            : bf16_columns<1>(tiles, job, row, chunk, kept);
+                chunk.sums = many ? sums + (row - first_row) * whole_columns(job) : nullptr;
+                row + kGroupRows < band_end ? bf16_columns<2>(tiles, job, row, chunk)
+                                            : bf16_columns<1>(tiles, job, row, chunk);
             }
         }
     }
