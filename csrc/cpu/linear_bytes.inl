@@ -154,10 +154,10 @@ void byte_rows(const LinearJob& job, std::int64_t first_row, std::int64_t end, s
                     const InputBlock* x = job.digits + input_at(first + column, blocks) + block * kInputColumns;
                     byte_tile<kFormat, kColumns>(panel, x, offsets + column * blocks + block, blocks, count,
                                                  sums + column * kGroupRows);
+                    for (int c = 0; c < kColumns && block + count == blocks; ++c) {
+                        put_sums(job, first + column + c, row, sums + (column + c) * kGroupRows);
+                    }
                 });
-            }
-            for (std::int64_t column = 0; column < columns; ++column) {
-                put_sums(job, first + column, row, sums + column * kGroupRows);
             }
         }
     }
