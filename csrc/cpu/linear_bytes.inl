@@ -55,12 +55,10 @@ inline void spread_bytes(const Weight& weight, std::int64_t row, std::int64_t bl
     }
 }
 
-// The products of kCount times four neighbours, from `first` on, of kColumns columns and 16 rows. offsets: of each column,
-// at distances of `stride`.
+// The products of kCount times four neighbours, from `first` on, of kColumns columns and 16 rows.
 template <Format kFormat, int kFirst, int kCount, int kColumns>
 __attribute__((always_inline)) inline void byte_dots(const ByteBlock& weights, const InputBlock* x,
                                                      [[maybe_unused]] const Offsets* offsets,
-                                                     [[maybe_unused]] std::int64_t stride,
                                                      __m256i (&dots)[kColumns][2]) {
     constexpr int kSums = kSumsInWords<kFormat>;
 #pragma GCC unroll 2
@@ -75,7 +73,7 @@ __attribute__((always_inline)) inline void byte_dots(const ByteBlock& weights, c
                 const __m256i input = four(x[c].low + 4 * k);
                 const __m256i a = _mm256_maddubs_epi16(one, input), b = _mm256_maddubs_epi16(other, input);
                 if (has_half_scales(kFormat) && k == from) {
-                    pairs[c][0] = pairs[c][1] = _mm256_set1_epi32(offsets[c * stride].words[k / kSums]);
+                    pairs[c][0] = pairs[c][1] = _mm256_set1_epi32(offsets[c].words[k / kSums]);
                 }
                 const bool first = !has_half_scales(kFormat) && k == from;
                 pairs[c][0] = first ? a : _mm256_add_epi16(pairs[c][0], a);
@@ -95,11 +93,12 @@ __attribute__((always_inline)) inline void byte_dots(const ByteBlock& weights, c
     }
 }
 
-// Adds the products of `count` blocks to the sums of kColumns columns of a group. sums: [kColumns][kGroupRows].
+// Adds the products of `count` blocks to the sums of kColumns columns of a group. sums: [kColumns][kGroupRows];
+// offsets: those of a block lie beside each other, those of the next one `stride` later.
 template <Format kFormat, int kColumns>
 __attribute__((noinline)) void byte_tile(const ByteBlock* weights, const InputBlock* x, const Offsets* offsets,
                                          std::int64_t stride, std::int64_t count, float* sums) {
-    for (; count > 0; --count, ++weights, x += kInputColumns, ++offsets) {
+    for (; count > 0; --count, ++weights, x += kInputColumns, offsets += stride) {
         __m256i dots[kColumns][2];
         const auto add = [&](int half) __attribute__((always_inline)) {
 #pragma GCC unroll 2
@@ -118,12 +117,12 @@ __attribute__((noinline)) void byte_tile(const ByteBlock* weights, const InputBl
             }
         };
         if constexpr (has_half_scales(kFormat)) {
-            byte_dots<kFormat, 0, kFours / 2, kColumns>(*weights, x, offsets, stride, dots);
+            byte_dots<kFormat, 0, kFours / 2, kColumns>(*weights, x, offsets, dots);
             add(0);
-            byte_dots<kFormat, kFours / 2, kFours / 2, kColumns>(*weights, x, offsets, stride, dots);
+            byte_dots<kFormat, kFours / 2, kFours / 2, kColumns>(*weights, x, offsets, dots);
             add(1);
         } else {
-            byte_dots<kFormat, 0, kFours, kColumns>(*weights, x, offsets, stride, dots);
+            byte_dots<kFormat, 0, kFours, kColumns>(*weights, x, offsets, dots);
             add(0);
         }
     }
@@ -139,9 +138,11 @@ void byte_rows(const LinearJob& job, std::int64_t first_row, std::int64_t end, s
     std::memset(sums, 0, static_cast<std::size_t>(kByteSlab * kGroupRows) * sizeof(float));
     for (; first < job.columns; first += kByteSlab) {
         const std::int64_t columns = job.columns - first < kByteSlab ? job.columns - first : kByteSlab;
-        for (std::int64_t i = 0; has_half_scales(kFormat) && i < columns * blocks; ++i) {
-            const std::int64_t at = input_at(first + i / blocks, blocks) + i % blocks * kInputColumns;
-            offsets[i] = offsets_of<kFormat>(job.digits[at]);
+        for (std::int64_t block = 0; has_half_scales(kFormat) && block < blocks; ++block) {
+            for (std::int64_t column = 0; column < columns; ++column) {
+                const std::int64_t at = input_at(first + column, blocks) + block * kInputColumns;
+                offsets[block * columns + column] = offsets_of<kFormat>(job.digits[at]);
+            }
         }
         for (std::int64_t row = first_row; row < end; row += kGroupRows) {
             for (std::int64_t block = 0; block < blocks; block += kByteBlocks) {
@@ -152,7 +153,7 @@ void byte_rows(const LinearJob& job, std::int64_t first_row, std::int64_t end, s
                 each_columns<kByteColumns>(columns, [&](auto width, std::int64_t column) {
                     constexpr int kColumns = decltype(width)::kColumns;
                     const InputBlock* x = job.digits + input_at(first + column, blocks) + block * kInputColumns;
-                    byte_tile<kFormat, kColumns>(panel, x, offsets + column * blocks + block, blocks, count,
+                    byte_tile<kFormat, kColumns>(panel, x, offsets + block * columns + column, columns, count,
                                                  sums + column * kGroupRows);
                     for (int c = 0; c < kColumns && block + count == blocks; ++c) {
                         put_sums(job, first + column + c, row, sums + (column + c) * kGroupRows);

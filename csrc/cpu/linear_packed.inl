@@ -268,7 +268,7 @@ void to_digits(const float* x, std::int64_t count, Rounding rounding, InputBlock
         }
         const float largest = top8(top), steps = largest < least_top ? least_top : largest;
         const F8 by = set8(top_number / steps);
-        F8 high[4], low[4];
+        F8 low[4];
         for (int i = 0; i < 4; ++i) {
             low[i] = round8(mul8(values[i], by));
         }
@@ -276,6 +276,7 @@ void to_digits(const float* x, std::int64_t count, Rounding rounding, InputBlock
         if (one) {
             std::memset(to->high, 0, sizeof to->high);
         } else {
+            F8 high[4];
             for (int i = 0; i < 4; ++i) {
                 high[i] = round8(mul8(low[i], set8(1.0F / kDigit)));
                 low[i] = fma8(high[i], set8(-kDigit), low[i]);
