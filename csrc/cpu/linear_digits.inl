@@ -291,7 +291,7 @@ void digit_rows(const LinearJob& job, std::int64_t row, std::int64_t end, [[mayb
 
 std::int64_t digit_scratch([[maybe_unused]] const LinearJob& job) {
 #if defined(__AVX2__) && !defined(__AVX512VNNI__)
-    return wide_scratch(job) > byte_scratch() ? wide_scratch(job) : byte_scratch();
+    return wide_scratch(job) > byte_scratch(job) ? wide_scratch(job) : byte_scratch(job);
 #elif !defined(__AVX512VNNI__)
     return wide_scratch(job);
 #else

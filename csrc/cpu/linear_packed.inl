@@ -255,10 +255,10 @@ void packed_row(const Weight& weight, std::int64_t row, float* out) {
 }
 
 void to_digits(const float* x, std::int64_t count, Rounding rounding, InputBlock* to) {
-    const float top_number = rounding == Rounding::k8Bits ? kLargestDigit : kLargestNumber;
+    const bool one = rounding == Rounding::k8Bits;
+    const float top_number = one ? kLargestDigit : kLargestNumber;
     constexpr float kLeastStep = std::numeric_limits<float>::min();  // smaller ones would have no inverse
     const float least_top = top_number * kLeastStep;
-    const F8 to_high = set8(rounding == Rounding::k8Bits ? 0.0F : 1.0F / kDigit);
     for (std::int64_t block = 0; block < count / kBlock; ++block, x += kBlock, to += kInputColumns) {
         F8 values[4], top = zero8(), odd = zero8();
         for (int i = 0; i < 4; ++i) {
@@ -268,13 +268,22 @@ void to_digits(const float* x, std::int64_t count, Rounding rounding, InputBlock
         }
         const float largest = top8(top), steps = largest < least_top ? least_top : largest;
         const F8 by = set8(top_number / steps);
-        F8 high[4], low[4];
+        F8 low[4];
         for (int i = 0; i < 4; ++i) {
-            const F8 number = round8(mul8(values[i], by));
-            high[i] = round8(mul8(number, to_high));
-            low[i] = fma8(high[i], set8(-kDigit), number);
+            low[i] = round8(mul8(values[i], by));
         }
-        const Sums high_sums = store32_i8(to->high, high), low_sums = store32_i8(to->low, low);
+        Sums high_sums{};
+        if (one) {
+            std::memset(to->high, 0, sizeof to->high);
+        } else {
+            F8 high[4];
+            for (int i = 0; i < 4; ++i) {
+                high[i] = round8(mul8(low[i], set8(1.0F / kDigit)));
+                low[i] = fma8(high[i], set8(-kDigit), low[i]);
+            }
+            high_sums = store32_i8(to->high, high);
+        }
+        const Sums low_sums = store32_i8(to->low, low);
         const auto sum = [](std::int32_t highs, std::int32_t lows) {  // of a block with a NaN it is any number
             return static_cast<std::int32_t>(kDigit * static_cast<std::uint32_t>(highs) +
                                              static_cast<std::uint32_t>(lows));

@@ -138,10 +138,10 @@ void wide_slab(const LinearJob& job, std::int64_t row, std::int64_t end, std::in
                 constexpr int kColumns = decltype(width)::kColumns;
                 const WideInputs* x = space.x + column * blocks + block * kColumns;
                 wide_tile<kFormat, kColumns>(space.panel, x, count, space.sums + column * kGroupRows);
+                for (int c = 0; c < kColumns && block + count == blocks; ++c) {
+                    put_sums(job, first + column + c, row, space.sums + (column + c) * kGroupRows);
+                }
             });
-        }
-        for (std::int64_t column = first; column < last; ++column) {
-            put_sums(job, column, row, space.sums + (column - first) * kGroupRows);
         }
     }
 }
