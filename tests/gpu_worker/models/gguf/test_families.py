@@ -223,5 +223,7 @@ def test_what_has_no_place_another_shape_or_no_scheme_is_refused(converted, load
         load(converted("olmo2", extra={"blk.0.ffn_gate_inp.weight": torch.ones(4, 32)}))
     with pytest.raises(BadModel, match=r"k_proj\.weight is \[14, 32\] and should be \[16, 32\]"):
         load(converted("olmo2", lambda stored, x: x[:-2] if "blk.1.attn_k." in stored else x))
+    with pytest.raises(BadModel, match="in one tensor: convert it without --fuse-qkv"):
+        load(converted("olmo2", extra={"blk.0.attn_qkv.weight": torch.ones(64, 32)}))
     with pytest.raises(InvalidArgument, match="q8 needs native ops"):
         load(converted("gemma"), quantization="q8")
