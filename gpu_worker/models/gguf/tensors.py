@@ -16,6 +16,7 @@ from torch import Tensor
 
 from gpu_worker.models.checkpoint.weights import FLOATS
 from gpu_worker.models.gguf.held_blocks import held_blocks
+from gpu_worker.models.gguf.positions import OPTIONAL
 from gpu_worker.models.gguf.recipes import LLAMA, halves
 from octavo.model_files.gguf import GgufFile, TensorInfo, TensorType
 from octavo.model_files.gguf_metadata import Metadata
@@ -73,6 +74,7 @@ _INNER_OF = {
         "post_ffw_norm": "post_feedforward_layernorm",
     },
     "phi3": _INNER | {"ffn_up": "mlp.gate_up_proj"},
+    "seed_oss": _INNER | {"post_attention_norm": "post_attention_layernorm"},
 }
 _BLOCK = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 
@@ -189,7 +191,7 @@ def read_config(file: GgufFile) -> dict[str, Any]:
         "num_attention_heads": num_heads,
         "num_key_value_heads": data.integer(f"{arch}.attention.head_count_kv", num_heads),
         "head_dim": head_dim,
-        "max_position_embeddings": data.integer(f"{arch}.context_length"),
+        "max_position_embeddings": _context(data, arch),
         "rms_norm_eps": data.number(f"{arch}.attention.layer_norm_rms_epsilon"),
         "rope_parameters": _rope(file, arch, head_dim),
         "no_rope_layers": [(layer + 1) % 4 for layer in range(num_layers)] if arch == "smollm3" else None,
@@ -198,6 +200,14 @@ def read_config(file: GgufFile) -> dict[str, Any]:
         **(_gemma2(data, num_layers, head_dim) if arch == "gemma2" else {}),
         **({"sliding_window": data.integer("phi3.attention.sliding_window", 0)} if arch == "phi3" else {}),
     }
+
+
+def _context(data: Metadata, arch: str) -> int:
+    """Of Ministral 3, as many tokens as it was first trained with: from there on it also scales its queries."""
+    context = data.integer(f"{arch}.context_length")
+    if data.number(f"{arch}.attention.temperature_scale", 0.0):
+        return min(context, data.integer(f"{arch}.rope.scaling.original_context_length"))
+    return context
 
 
 def _gemma2(data: Metadata, num_layers: int, head_dim: int) -> dict[str, Any]:
@@ -238,8 +248,21 @@ def _rope(file: GgufFile, arch: str, head_dim: int) -> dict[str, Any]:
         return rope
     if kind not in ("linear", "yarn"):
         raise BadModel(f"{file.path.name}: {prefix}scaling.type {kind!r} is not supported (none, linear and yarn are)")
-    return rope | {
+    rope |= {
         "rope_type": kind,
         "factor": data.number(f"{prefix}scaling.factor", 1.0),
         "original_max_position_embeddings": original,
     }
+    return rope | (_yarn(file, f"{prefix}scaling.") if kind == "yarn" else {})
+
+
+def _yarn(file: GgufFile, prefix: str) -> dict[str, float]:
+    data = file.metadata
+    found = {name: data.number(f"{prefix}{key}") for key, name in OPTIONAL.items() if f"{prefix}{key}" in data}
+    if (multiplier := data.number(f"{prefix}yarn_log_multiplier", 0.0)) == 1.0:
+        found["attention_factor"] = 1.0  # by it that of the positions is divided, and they are equal
+    if multiplier not in (0.0, 1.0) or data.number(f"{prefix}yarn_ext_factor", 1.0) != 1.0:
+        raise BadModel(
+            f"{file.path.name}: yarn_log_multiplier and yarn_ext_factor of {prefix[:-1]} are read if 1 alone"
+        )
+    return found

@@ -244,8 +244,10 @@ def test_a_model_in_several_files_says_the_same(tiny, load, all_logits, tmp_path
 
 
 @pytest.mark.parametrize(("name", "kind"), [("llama-biases", "F32"), ("llama-wide", "Q8_0"), ("qwen3", "F32")])
-def test_queries_keys_and_values_in_one_tensor_are_taken_apart(name, kind, tiny, load, all_logits, tmp_path, monkeypatch):
-    """As the converter writes them with --fuse-qkv: the rows of queries and keys are interleaved, those of values not."""
+def test_queries_keys_and_values_in_one_tensor_are_taken_apart(
+    name, kind, tiny, load, all_logits, tmp_path, monkeypatch
+):
+    """As the converter writes them with --fuse-qkv: rows of queries and keys are interleaved, of values not."""
     write_gguf(tiny(name).directory, tmp_path / "apart.gguf", kind)
     add, held = gguf.GGUFWriter.add_tensor, dict[str, np.ndarray]()
 
