@@ -8,16 +8,16 @@ from octavo.model_files.gguf_metadata import Metadata
 
 # Architectures whose rotary embedding pairs neighbouring rows of queries and keys, while ours pairs halves: llama.cpp's
 # converter interleaves the rows, and ERNIE has them so already. With its rows in our order, ERNIE is a Llama.
-INTERLEAVED = ("llama", "smollm3", "ernie4_5")
+INTERLEAVED = ("llama", "mistral3", "smollm3", "ernie4_5")
 # Those that octavo's own decoders run.
 OWN = (
     *(*INTERLEAVED, "dots1", "gemma2", "glm4moe", "gpt-oss", "minimax-m2", "olmoe", "phi3", "qwen2", "qwen2moe"),
-    *("qwen3", "qwen3moe"),
+    *("qwen3", "qwen3moe", "seed_oss"),
 )
 # Those that are decoded, and run by the code of Transformers.
 THROUGH_TRANSFORMERS = (
     *("command-r", "cohere2", "exaone4", "gemma", "gemma3", "glm4", "granite", "granitemoe", "olmo2"),
-    *("seed_oss", "stablelm", "starcoder2"),
+    *("stablelm", "starcoder2"),
 )
 ARCHITECTURES = (*OWN, *THROUGH_TRANSFORMERS)
 WITH_EXPERTS = ("llama", "dots1", "glm4moe", "gpt-oss", "granitemoe", "minimax-m2", "olmoe", "qwen2moe", "qwen3moe")

@@ -31,6 +31,7 @@ ARCHITECTURES = {  # by model_type
     "granitemoe": "granitemoe",
     "granitemoeshared": "granitemoe",
     "minimax_m2": "minimax-m2",
+    "ministral3": "mistral3",
     "mixtral": "llama",
     "olmo2": "olmo2",
     "olmo3": "olmo2",
@@ -41,7 +42,7 @@ ARCHITECTURES = {  # by model_type
     "stablelm": "stablelm",
     "starcoder2": "starcoder2",
 }
-TURNED_AS_LLAMA = ("llama", "granite", "granitemoe")
+TURNED_AS_LLAMA = ("llama", "mistral3", "granite", "granitemoe")
 Named = Iterator[tuple[str, Tensor]]
 
 
@@ -133,8 +134,9 @@ def settings_of(config: dict[str, Any], arch: str) -> dict[str, Any]:
         found |= {"rope.scaling.type": far["rope_type"], "rope.scaling.factor": float(far["factor"])}
     if far["rope_type"] == "yarn":
         found["rope.scaling.original_context_length"] = far["original_max_position_embeddings"]
-        for key in ("beta_fast", "beta_slow"):
-            found[f"rope.scaling.yarn_{key}"] = float(far[key]) if far.get(key) is not None else None
+        keys = {"beta_fast": "beta_fast", "beta_slow": "beta_slow", "attn_factor": "attention_factor"}
+        for key, name in (keys | {"log_multiplier": "mscale_all_dim"}).items():
+            found[f"rope.scaling.yarn_{key}"] = float(far[name]) if far.get(name) is not None else None
     return found | _own_settings(config, arch, head_dim)
 
 
@@ -162,6 +164,7 @@ def _own_settings(config: dict[str, Any], arch: str, head_dim: int) -> dict[str,
     }
     own: dict[str, dict[str, Any]] = {
         "llama": {**turned, "vocab_size": config["vocab_size"]},
+        "mistral3": {**turned, "attention.temperature_scale": config["rope_parameters"].get("llama_4_scaling_beta")},
         "gemma3": {
             "attention.sliding_window": window,
             "final_logit_softcapping": config.get("final_logit_softcapping"),

@@ -72,6 +72,7 @@ class LlamaConfig:
     expert_layers: tuple[bool, ...] = ()  # per layer, of a model with experts
     post_norms: bool = False  # what attention and MLP give is normed before it is added
     drafting_layers: int = 0  # of the checkpoint, after those of the model: they draft tokens, and are not used
+    pairs_rows: bool = False  # whether the family's own rows of queries and keys come in pairs, also in its adapters
 
     @property
     def attention_scale(self) -> float:
@@ -131,6 +132,7 @@ class LlamaConfig:
             experts=read_experts_config(config),
             expert_layers=expert_layers(config, num_layers),
             drafting_layers=int(config.get("num_nextn_predict_layers") or 0) if family in MIXTURES else 0,
+            pairs_rows=family == "ernie4_5",
         )
 
 

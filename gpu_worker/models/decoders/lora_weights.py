@@ -75,7 +75,7 @@ def _stack(files: LoraFiles, layer: int, name: str, config: LlamaConfig, scale: 
         down, up = _tensor(files, stored), _tensor(files, files.tensors[LoraMatrix(layer, module, "B")])
         if (own := files.scales.get((layer, module), files.scale)) != scale:
             down = down.float() * (own / scale)
-        if files.interleaved and module in ("q_proj", "k_proj"):
+        if (files.interleaved or config.pairs_rows) and module in ("q_proj", "k_proj"):
             up = halves(config.num_heads if module == "q_proj" else config.num_kv_heads)([up])
         a.append(down)
         parts.append(LoraPart(up, _first_rows(config).get(module, 0)))

@@ -195,14 +195,6 @@ def _glm4(header: GgufHeader) -> Family:
     return Family(config, named_recipes(header, inner))
 
 
-def _seed_oss(header: GgufHeader) -> Family:
-    config = _common(header, "seed_oss", **_rms(header), intermediate_size=_inner_size(header)) | {
-        "attention_bias": header.has("blk.0.attn_q.bias"),
-        "attention_out_bias": header.has("blk.0.attn_output.bias"),
-    }
-    return Family(config, named_recipes(header, LLAMA | {"post_attention_norm": "post_attention_layernorm"}))
-
-
 def _minimax_m2(header: GgufHeader) -> Family:
     _check_sigmoid(header)
     config = _common(header, "minimax_m2", **_rms(header), **_experts(header)) | {
@@ -356,7 +348,6 @@ FAMILIES: Mapping[str, Callable[[GgufHeader], Family]] = {
     "granitemoe": _granitemoe,
     "glm4": _glm4,
     "minimax-m2": _minimax_m2,
-    "seed_oss": _seed_oss,
     "starcoder2": _starcoder2,
     "stablelm": _stablelm,
     "command-r": _cohere,

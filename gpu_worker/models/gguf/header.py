@@ -83,6 +83,8 @@ class GgufHeader(GgufSettings):
         """BadModel unless the sizes are those of the tensors: no memory is taken for what the file only claims."""
         if not 1 <= self.context <= MOST_CONTEXT:
             raise BadModel(f"{self.name}: {self.arch}.context_length is {self.context}")
+        if self.has("blk.0.attn_qkv.weight"):
+            raise BadModel(f"{self.name} has queries, keys and values in one tensor: convert it without --fuse-qkv")
         expected = {
             "token_embd.weight": (None, self.hidden),
             "blk.0.attn_q.weight": (self.heads * self.head_dim, self.hidden),

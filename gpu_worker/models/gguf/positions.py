@@ -30,10 +30,15 @@ def scaling(header: GgufSettings, context: int) -> dict[str, Any]:
         return {}
     if kind == "linear":
         return {"rope_type": "linear", "factor": factor}
-    if kind != "yarn" or header.number("rope.scaling.yarn_ext_factor", 1.0) != 1.0:
+    if kind != "yarn":
         raise BadModel(f"{header.name}: {header.arch}.rope.scaling.type {kind!r} is not read (none, linear, yarn are)")
     found: dict[str, Any] = {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
     for key, name in OPTIONAL.items():
         if header.get(f"rope.scaling.{key}") is not None:
             found[name] = header.number(f"rope.scaling.{key}")
+    if (multiplier := header.number("rope.scaling.yarn_log_multiplier", 0.0)) == 1.0:
+        found["attention_factor"] = 1.0  # by it that of the positions is divided, and they are equal
+    if multiplier not in (0.0, 1.0) or header.number("rope.scaling.yarn_ext_factor", 1.0) != 1.0:
+        where = f"{header.arch}.rope.scaling"
+        raise BadModel(f"{header.name}: yarn_log_multiplier and yarn_ext_factor of {where} are read if 1 alone")
     return found

@@ -4,6 +4,7 @@ One thing is not as in Transformers: the norms of Gemma 2 are stored as they mul
 """
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -73,6 +74,7 @@ _INNER_OF = {
         "post_ffw_norm": "post_feedforward_layernorm",
     },
     "phi3": _INNER | {"ffn_up": "mlp.gate_up_proj"},
+    "seed_oss": _INNER | {"post_attention_norm": "post_attention_layernorm"},
 }
 _BLOCK = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 
@@ -85,28 +87,53 @@ class GgufSource:
         self._arch = architecture(file)
         known = set(file.tensors) - {ROPE_FACTORS, ROPE_LONG, ROPE_SHORT}
         self._stored = {usual_name(name, self._arch): name for name in known}
+        self._rows: dict[str, range] = {}  # which of the stored tensor's, where they are not all
+        if self._arch != "phi3":
+            self._divide_fused([name for name in self._stored if ".qkv_proj." in name])
 
     def names(self) -> set[str]:
         return set(self._stored)
 
     def get(self, name: str) -> Tensor:
-        tensor = self._ordered(name, read_tensor(self._file, self._info(name).name))
-        self._file.release(self._info(name).name)
-        return tensor
+        info = self._info(name)
+        values = dequantize(self._bytes(name), info.type, torch.Size(self.shape(name)).numel())
+        self._file.release(info.name)
+        return self._ordered(name, torch.from_numpy(values).view(self.shape(name)))
 
     def block_format(self, name: str) -> str:
         kind = self._info(name).type
         return FLOATS if kind in FLOAT_TYPES else KERNELS.get(kind, "")
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return tuple(self._info(name).shape)
+        shape = tuple(self._info(name).shape)
+        return (len(self._rows[name]), *shape[1:]) if name in self._rows else shape
 
     def blocks(self, name: str) -> Tensor:
         """The blocks of a tensor of two dimensions, for a kernel: uint8 [rows, bytes of a row], in new memory."""
         info = self._info(name)
-        blocks = held_blocks(self._file.tensor_bytes(info.name), info.type)
+        blocks = held_blocks(self._bytes(name), info.type)
         self._file.release(info.name)
-        return self._ordered(name, blocks.view(info.shape[0], -1))
+        return self._ordered(name, blocks.view(self.shape(name)[0], -1))
+
+    def _divide_fused(self, names: Sequence[str]) -> None:
+        """Takes apart what the converter fuses with --fuse-qkv: only of queries and keys rows are interleaved."""
+        config = read_config(self._file) if names else {}
+        for fused in names:
+            stored, size = self._stored.pop(fused), config["head_dim"]
+            queries, keys = config["num_attention_heads"] * size, config["num_key_value_heads"] * size
+            if (rows := self._file.tensors[stored].shape[0]) != queries + 2 * keys:
+                raise BadModel(f"tensor {stored!r} has {rows} rows, the header says {queries} + {keys} + {keys}")
+            ends = {"q_proj": (0, queries), "k_proj": (queries, queries + keys), "v_proj": (queries + keys, rows)}
+            for part, place in ends.items():
+                name = fused.replace("qkv_proj", part)
+                self._stored[name], self._rows[name] = stored, range(*place)
+
+    def _bytes(self, name: str) -> memoryview:
+        info = self._info(name)
+        data = self._file.tensor_bytes(info.name)
+        if (own := self._rows.get(name)) is None:
+            return data
+        return data[own.start * len(data) // info.shape[0] : own.stop * len(data) // info.shape[0]]
 
     def _info(self, name: str) -> TensorInfo:
         if name not in self._stored:
@@ -168,7 +195,7 @@ def read_config(file: GgufFile) -> dict[str, Any]:
         "num_attention_heads": num_heads,
         "num_key_value_heads": header.integer("attention.head_count_kv", num_heads),
         "head_dim": head_dim,
-        "max_position_embeddings": header.integer("context_length"),
+        "max_position_embeddings": _context(header),
         "rms_norm_eps": header.number("attention.layer_norm_rms_epsilon"),
         "rope_parameters": _rope(header, head_dim),
         "no_rope_layers": [(layer + 1) % 4 for layer in range(num_layers)] if arch == "smollm3" else None,
@@ -179,6 +206,14 @@ def read_config(file: GgufFile) -> dict[str, Any]:
     }
     header.refuse_unknown()
     return config
+
+
+def _context(header: GgufSettings) -> int:
+    """Of Ministral 3, as many tokens as it was first trained with: from there on it also scales its queries."""
+    context = header.integer("context_length")
+    if header.number("attention.temperature_scale", 0.0):
+        return min(context, header.integer("rope.scaling.original_context_length"))
+    return context
 
 
 def _gemma2(header: GgufSettings, num_layers: int, head_dim: int) -> dict[str, Any]:

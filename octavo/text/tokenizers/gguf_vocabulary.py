@@ -37,7 +37,11 @@ _GPT4O = (
     rf"{_WORD_START}{_UPPER}*{_LOWER}+{_ENDING}|{_WORD_START}{_UPPER}+{_LOWER}*{_ENDING}|\p{{N}}{{1,3}}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+_TEKKEN = _GPT4O.replace(_ENDING, "").replace(r"\p{N}{1,3}", r"\p{N}")
+_SEED = _QWEN2.replace(r"]+[\r\n]*|", "]+|")
 _LLAMA3_NAMES = ("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral")
+# Those that take a word of the vocabulary as one token, whatever the merges say, and begin a text.
+_WHOLE_WORDS = (*_LLAMA3_NAMES, "tekken")
 
 
 def _split(pattern: str) -> pre_tokenizers.PreTokenizer:
@@ -55,6 +59,8 @@ PRE_TOKENIZERS = {  # by the name that tokenizer.ggml.pre has
     # dbrx: Phi-4 and OLMo 2
     **dict.fromkeys((*_LLAMA3_NAMES, "dbrx", "glm4", "chatglm-bpe"), lambda: _split(_LLAMA3)),
     "gpt-4o": lambda: _split(_GPT4O),  # Phi-4-mini
+    "tekken": lambda: _split(_TEKKEN),  # Mistral's since Nemo
+    "seed-coder": lambda: _split(_SEED),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "stablelm2"), lambda: _split(_QWEN2)),
 }
 
@@ -78,7 +84,7 @@ def _read(metadata: Metadata, name: str) -> TokenizerParts:
         raise Mismatch(f"{name}: tokenizer.ggml.token_type has {len(types)} values for {len(tokens)} tokens")
     if kind == "gpt2":
         backend = _byte_level(metadata, tokens, name)
-        add_bos = _pre(metadata) in _LLAMA3_NAMES
+        add_bos = _pre(metadata) in _WHOLE_WORDS
     elif kind == "llama":
         tokens = _with_spaces(tokens, types)
         backend = _sentencepiece(metadata, tokens, types)
@@ -113,8 +119,7 @@ def _byte_level(metadata: Metadata, tokens: Sequence[str], name: str) -> tokeniz
         raise Mismatch(f"{name}: tokenizer.ggml.pre {pre!r} is not supported; use a folder with tokenizer.json")
     merges = [_pair(merge) for merge in metadata.strings("tokenizer.ggml.merges")]
     vocab = {token: index for index, token in enumerate(tokens)}
-    # Llama 3 takes a word of the vocabulary as one token, whatever the merges say.
-    backend = tokenizers.Tokenizer(models.BPE(vocab, merges, ignore_merges=pre in _LLAMA3_NAMES))
+    backend = tokenizers.Tokenizer(models.BPE(vocab, merges, ignore_merges=pre in _WHOLE_WORDS))
     backend.pre_tokenizer = PRE_TOKENIZERS[pre]()
     backend.decoder = decoders.ByteLevel()
     return backend

@@ -5,8 +5,11 @@ import shutil
 import pytest
 import torch
 import transformers
+from gguf_converter import convert
 from loras import ATTENTION, adapted, greedy, write_gguf_lora, write_lora
+from random_models import random_model
 from safetensors.torch import load_file, save_file
+from transformers_types import TYPES
 
 from gpu_worker import LLM, LoRARequest, SamplingParams
 from gpu_worker.ops import native
@@ -186,3 +189,16 @@ def test_an_adapter_in_a_gguf_file_is_the_one_in_its_folder(llm, folder, loras, 
         assert ask(llm, prompts(1)[0], of_file).token_ids == ask(llm, prompts(1)[0], of_folder).token_ids
         same_order = arch == "qwen2" and one is not ranks
         assert (read_lora(path).digest == read_lora(one).digest) == same_order
+
+
+def test_adapters_of_a_family_whose_own_rows_come_in_pairs_are_turned_with_its_weights(tmp_path):
+    """ERNIE's. Its GGUF files run as a Llama, with rows in the order of one."""
+    model = random_model(transformers.Ernie4_5Config(**TYPES["ernie4_5"][1]), seed=1)
+    model.save_pretrained(tmp_path / "model")
+    convert(tmp_path / "model", tmp_path / "model.gguf")
+    path = write_lora(tmp_path / "lora", model, seed=2)
+    of_file = write_gguf_lora(tmp_path / "lora.gguf", path, "ernie4_5", (4, 2))
+    prompt = [token % 128 for token in prompts(1)[0]]
+    with adapted(model, path), LLM(str(tmp_path / "model.gguf"), **SMALL, quantization="none") as llm:
+        for each in (path, of_file):
+            assert ask(llm, prompt, LoRARequest("x", 1, str(each))).token_ids == greedy(model, prompt, TOKENS)

@@ -54,9 +54,10 @@ def byte_level_backend(**options):
     [
         ("dbrx", ["It", "'s", " HelloWorld", "/", "\n", "x", " ", "123", "45", "  ", " done"]),
         ("gpt-4o", ["It's", " Hello", "World", "/\n", "x", " ", "123", "45", "  ", " done"]),
+        ("tekken", ["It", "'s", " Hello", "World", "/\n", "x", " ", "1", "2", "3", "4", "5", "  ", " done"]),
     ],
 )
-def test_phi4_splits_as_its_tokenizers_do(write_gguf, pre, words):
+def test_phi4_and_mistral_split_as_their_tokenizers_do(write_gguf, pre, words):
     """With a vocabulary of all the words, each of them whole: a token is then a word."""
     alphabet = {chr(byte): sign for sign, byte in byte_alphabet().items()}
     spelled = ["".join(alphabet[char] for char in word) for word in words]
@@ -69,8 +70,8 @@ def test_phi4_splits_as_its_tokenizers_do(write_gguf, pre, words):
     path = write_gguf("gpt2", tokens, [1] * len(tokens), tokenizer_pre=pre, token_merges=merges)
     ids = load_tokenizer(path).encode("It's HelloWorld/\nx 12345   done")
     assert [tokens[i] for i in ids] == spelled
-    fields = {"token_merges": merges, "bos_token_id": 7}  # Llama 3 wants a beginning unless the file says otherwise
-    for name, begins in (("llama-bpe", True), (pre, False)):
+    fields = {"token_merges": merges, "bos_token_id": 7}  # some want a beginning unless the file says otherwise
+    for name, begins in (("llama-bpe", True), (pre, pre == "tekken")):
         ids = load_tokenizer(write_gguf("gpt2", tokens, [1] * len(tokens), tokenizer_pre=name, **fields)).encode("done")
         assert (ids[0] == 7) == begins
 

@@ -21,12 +21,14 @@ from gpu_worker.models.gguf.families import read_family
 from gpu_worker.models.gguf.header import GgufHeader
 from gpu_worker.ops import native
 from octavo.model_files.gguf import GgufFile
-from octavo.model_files.gguf_support import THROUGH_TRANSFORMERS
+from octavo.model_files.gguf_support import OWN, THROUGH_TRANSFORMERS
 from octavo.request.errors import BadModel
 
 PROMPT = [(7 * i + 3) % 128 for i in range(50)]
 PROMPTS = [[(i * 5 + 3) % 128 for i in range(length)] for length in (30, 2)]
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32}
+SHARPENED = {**YARN, "beta_fast": 8.0, "beta_slow": 2.0}
+MINISTRAL = {**SHARPENED, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1}
 LINEAR = {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0}
 NEAR = {"rope_type": "default", "rope_theta": 1e4}
 GEMMA3 = {**WIDE, "num_hidden_layers": 7, "sliding_window": 11, "query_pre_attn_scalar": 16}
@@ -57,8 +59,10 @@ MODELS = {  # by a name: the class of the configuration, and its fields
     "gpt_oss": ("GptOss", {**MIXTURES["gpt_oss"][1], "swiglu_limit": 7.0}),
     "olmoe-wide": ("Olmoe", {**OLMOE, "hidden_size": 256, "intermediate_size": 256}),
     "minimax_m2": MIXTURES["minimax_m2"],
-    "seed_oss": TYPES["seed_oss"],
     "dots1": ("Dots1", {**MIXTURES["dots1"][1], **FULL}),
+    "ministral3": ("Ministral3", {**WIDE, "rope_parameters": {**MINISTRAL, "original_max_position_embeddings": 96}}),
+    "seed_oss": TYPES["seed_oss"],
+    "seed_oss-yarn": ("SeedOss", {**WIDE, "rope_parameters": {**SHARPENED, "attention_factor": 1.3}}),
 }
 
 
@@ -82,7 +86,19 @@ def converted(made, tmp_path):
 
 def test_every_architecture_has_a_model_here():
     kinds = {getattr(transformers, f"{kind}Config").model_type for kind, _ in MODELS.values()}
-    own = {"llama", "ernie4_5", "qwen2moe", "qwen3moe", "dots1", "glm4moe", "gpt-oss", "minimax-m2", "olmoe"}
+    own = {
+        "llama",
+        "ernie4_5",
+        "qwen2moe",
+        "qwen3moe",
+        "dots1",
+        "glm4moe",
+        "gpt-oss",
+        "minimax-m2",
+        "mistral3",
+        "olmoe",
+    }
+    own.add("seed_oss")
     assert {ARCHITECTURES[kind] for kind in kinds} - own == set(THROUGH_TRANSFORMERS)
 
 
@@ -204,6 +220,10 @@ def test_starcoder2_runs_as_far_as_its_window_which_no_file_names(converted, loa
         assert load(converted("starcoder2", more={"context_length": context}))._decoder.context_tokens == bounded
 
 
+def test_ministral_runs_as_far_as_its_queries_are_not_scaled(converted, load):
+    assert load(converted("ministral3"))._decoder.context_tokens == 96
+
+
 # What is refused
 
 
@@ -222,6 +242,8 @@ def test_starcoder2_runs_as_far_as_its_window_which_no_file_names(converted, loa
         ("cohere2", {"rope.dimension_count": 4}, "turns 4 of 8 dimensions of a head"),
         ("gemma", {"rope.scaling.type": "longrope"}, r"rope\.scaling\.type 'longrope' is not read"),
         ("qwen3_moe-yarn", {"rope.scaling.yarn_log_multiplier": 0.1}, "yarn_log_multiplier"),
+        ("ministral3", {"rope.scaling.yarn_log_multiplier": 0.5}, "yarn_log_multiplier and yarn_ext_factor"),
+        ("seed_oss-yarn", {"rope.scaling.yarn_ext_factor": 0.0}, "yarn_log_multiplier and yarn_ext_factor"),
         ("olmo2", {"expert_count": 4}, "has 4 experts, which are read of llama"),
         ("olmo3", {"attention.sliding_window_pattern": [True]}, "sliding_window_pattern is"),
         ("olmo2", {"block_count": 900}, "900 layers in"),
@@ -246,3 +268,5 @@ def test_what_has_no_place_or_another_shape_is_refused(converted, load):
         load(converted("olmo2", extra={"blk.0.ffn_gate_inp.weight": torch.ones(4, 32)}))
     with pytest.raises(BadModel, match=r"k_proj\.weight is \[14, 32\] and should be \[16, 32\]"):
         load(converted("olmo2", lambda stored, x: x[:-2] if "blk.1.attn_k." in stored else x))
+    with pytest.raises(BadModel, match="in one tensor: convert it without --fuse-qkv"):
+        load(converted("olmo2", extra={"blk.0.attn_qkv.weight": torch.ones(64, 32)}))

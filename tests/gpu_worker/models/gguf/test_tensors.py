@@ -290,6 +290,27 @@ def test_a_model_in_several_files_says_the_same(tiny, load, all_logits, tmp_path
     assert load(files[0]).info.fingerprint != runner.info.fingerprint
 
 
+@pytest.mark.parametrize(("name", "kind"), [("llama-biases", "F32"), ("llama-wide", "Q8_0"), ("qwen3", "F32")])
+def test_queries_keys_and_values_in_one_tensor_are_taken_apart(
+    name, kind, tiny, load, all_logits, tmp_path, monkeypatch
+):
+    """As the converter writes them with --fuse-qkv: rows of queries and keys are interleaved, of values not."""
+    write_gguf(tiny(name).directory, tmp_path / "apart.gguf", kind)
+    add, held = gguf.GGUFWriter.add_tensor, dict[str, np.ndarray]()
+
+    def add_fused(writer, stored, array, **more):
+        held[stored] = array
+        fused = re.sub(r"attn_[qkv]\.", "attn_qkv.", stored)
+        parts = [stored] if fused == stored else [fused.replace("qkv", part) for part in "qkv"]
+        if all(part in held for part in parts):
+            add(writer, fused, np.concatenate([held[part] for part in parts]), **more)
+
+    monkeypatch.setattr(gguf.GGUFWriter, "add_tensor", add_fused)
+    write_gguf(tiny(name).directory, tmp_path / "fused.gguf", kind)
+    expected = all_logits(load(tmp_path / "apart.gguf"), PROMPT)
+    assert torch.equal(all_logits(load(tmp_path / "fused.gguf"), PROMPT), expected)
+
+
 def test_rope_factors_divide_frequencies(tiny, altered, load, greedy, tmp_path):
     """llama.cpp stores Llama 3's scaling so. Factors of 2 everywhere are linear scaling by 2."""
     path = tmp_path / "model.gguf"

@@ -8,6 +8,7 @@ TEXT = "I've 12345 cafés, isn'T it?\n\n  yes"
 WHOLE = ["I", "'ve", " 12345", " cafés", ",", " isn", "'", "T", " it", "?", "\n\n ", " yes"]
 EACH = ["I", "'ve", " ", "1", "2", "3", "4", "5", " cafés", ",", " isn", "'", "T", " it", "?", "\n\n ", " yes"]
 THREE = ["I", "'ve", " ", "123", "45", " cafés", ",", " isn", "'T", " it", "?\n\n", " ", " yes"]
+SEED = ["I", "'ve", " ", "1", "2", "3", "4", "5", " cafés", ",", " isn", "'T", " it", "?", "\n\n", " ", " yes"]
 ONE = ["I", "'ve", " ", "1", "2", "3", "4", "5", " cafés", ",", " isn", "'T", " it", "?\n\n", " ", " yes"]
 
 
@@ -17,7 +18,8 @@ ONE = ["I", "'ve", " ", "1", "2", "3", "4", "5", " cafés", ",", " isn", "'T", "
         *((name, WHOLE) for name in ("gpt-2", "olmo", "exaone4", "granite-docling")),
         *((name, EACH) for name in ("starcoder", "command-r", "refact")),
         *((name, THREE) for name in ("llama-bpe", "dbrx", "glm4", "chatglm-bpe")),
-        *((name, ONE) for name in ("qwen2", "stablelm2")),
+        *((name, ONE) for name in ("qwen2", "stablelm2", "tekken")),
+        ("seed-coder", SEED),
     ],
 )
 def test_a_text_is_split_as_the_name_says(name, words):
