@@ -99,8 +99,8 @@ def is_reordered(content: Mapping[str, Any]) -> bool:
 
 def has_odd_groups(content: Mapping[str, Any]) -> bool:
     """Whether neighbours in a block that the extension multiplies may have several scales."""
-    sizes = {each["weights"].get("group_size") for each in _groups(content)} or {content.get("group_size", 128)}
-    return any(size and size > 0 and size % BLOCK for size in sizes)
+    sizes = [each["weights"].get("group_size") for each in _groups(content)] or [content.get("group_size", 128)]
+    return any(type(size) is int and size > 0 and size % BLOCK != 0 for size in sizes)
 
 
 def _kept(content: Mapping[str, Any], bits: Sequence[int]) -> str:
