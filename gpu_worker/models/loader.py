@@ -209,7 +209,7 @@ def _gguf_through_transformers(name: str, file: GgufFile, dtype: torch.dtype, ho
     tensors = converted(file, dtype, how.cache_dir, prepare)
     from gpu_worker.models.through_transformers.decoder import TransformersDecoder
 
-    factors = through_transformers.rope_factors(file)
+    factors = through_transformers.rope_factors(file, family)
     return TransformersDecoder.of_tensors(file.path.name, family.config, tensors, dtype, how.ops, how.device, factors)
 
 

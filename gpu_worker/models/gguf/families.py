@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from gpu_worker.models.gguf.gemma4 import read_gemma4
 from gpu_worker.models.gguf.header import GgufHeader
 from gpu_worker.models.gguf.positions import rope_parameters
 from gpu_worker.models.gguf.recipes import (
@@ -35,7 +36,8 @@ def read_family(header: GgufHeader) -> Family:
     read = FAMILIES[header.arch]
     if header.get("attention.causal") is False:
         raise BadModel(f"{header.name}: {header.arch}.attention.causal is false: it predicts no next token")
-    if header.integer("attention.value_length", header.head_dim) != header.head_dim:
+    size = header.integer("attention.key_length", header.head_dim)
+    if header.integer("attention.value_length", size) != size:
         raise BadModel(f"{header.name}: keys and values have different sizes ({header.arch}.attention.value_length)")
     family = read(header)
     header.refuse_unknown()
@@ -326,6 +328,7 @@ FAMILIES: Mapping[str, Callable[[GgufHeader], Family]] = {
     "llama": _mixtral,
     "gemma": _gemma,
     "gemma3": _gemma3,
+    "gemma4": read_gemma4,
     "qwen2moe": _qwen2moe,
     "qwen3moe": _qwen3moe,
     "olmo2": _olmo2,
