@@ -73,7 +73,9 @@ def _sizes(header: GgufHeader) -> dict[str, Any]:
     if header.integer("attention.value_length_swa", near) != near:
         raise BadModel(f"{header.name}: keys and values have different sizes (gemma4.attention.value_length_swa)")
     if (turned := header.integer("rope.dimension_count_swa", near)) != near:
-        raise BadModel(f"{header.name}: gemma4 turns {turned} of {near} dimensions of a head (rope.dimension_count_swa)")
+        raise BadModel(
+            f"{header.name}: gemma4 turns {turned} of {near} dimensions of a head (rope.dimension_count_swa)"
+        )
     shapes = enumerate(zip(header.head_dims, header.kv_head_counts, strict=True))
     return {
         "model_type": "gemma4_text",
@@ -99,7 +101,9 @@ def _positions(header: GgufHeader) -> dict[str, Any]:
     count = int((factors == 1).sum())
     known = bool((factors[:count] == 1).all() and (factors[count:] > NEVER_TURNED).all())
     if not known or 2 * len(factors) != size or header.integer("rope.dimension_count", size) != size:
-        raise BadModel(f"{header.name}: {ROPE_FACTORS} and gemma4.rope.dimension_count do not tell how {size} dimensions turn")
+        raise BadModel(
+            f"{header.name}: {ROPE_FACTORS} and gemma4.rope.dimension_count do not tell how {size} dimensions turn"
+        )
     part = min(1.0, (2 * count + 0.5) / size)  # from which Transformers computes `count`, however it rounds
     far = {"rope_type": "proportional", "rope_theta": header.number("rope.freq_base"), "partial_rotary_factor": part}
     near = {"rope_type": "default", "rope_theta": header.number("rope.freq_base_swa", 10000.0)}

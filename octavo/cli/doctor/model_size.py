@@ -16,6 +16,7 @@ from typing import Any
 
 from octavo.cli.doctor import CheckReport
 from octavo.model_files.gguf import GgufFile, TensorInfo, TensorType
+from octavo.model_files.gguf_metadata import Metadata
 from octavo.model_files.gguf_parts import first_parts
 from octavo.model_files.gguf_support import FLOATS, HELD_AS, runs_through_transformers
 from octavo.model_files.quantization import LLAMA_LIKE, MIXTURES
@@ -130,7 +131,7 @@ def _of_file(path: Path) -> ModelSize:
         tensors, metadata = file.tensors.values(), file.metadata
         kind = metadata.string("general.architecture")
         heads = metadata.integer(f"{kind}.attention.head_count", 0)
-        kv_heads = metadata.integer(f"{kind}.attention.head_count_kv", heads)
+        kv_heads = _most(metadata, f"{kind}.attention.head_count_kv", heads)
         width = metadata.integer(f"{kind}.attention.key_length", 0)
         width = width or (metadata.integer(f"{kind}.embedding_length", 0) // heads if heads else 0)
         return ModelSize(
@@ -142,6 +143,13 @@ def _of_file(path: Path) -> ModelSize:
             slots=2 * metadata.integer(f"{kind}.block_count", 0) * kv_heads * width,
             experts=bool(metadata.integer(f"{kind}.expert_count", 0)),
         )
+
+
+def _most(metadata: Metadata, key: str, default: int) -> int:
+    """What the layer with most has: there is one number, or one for each layer."""
+    if isinstance(metadata.get(key), list):
+        return max(metadata.integers(key), default=default)
+    return metadata.integer(key, default)
 
 
 def _kept_bytes(tensor: TensorInfo) -> int:

@@ -38,6 +38,7 @@ MODELS = {  # by a name: the class of the configuration, and its fields
     **{name: MIXTURES[name] for name in ("qwen2_moe", "mixtral", "olmoe", "glm4_moe", "glm4_moe-grouped")},
     **{name: TYPES[name] for name in ("olmo2", "olmo3", "granite", "granitemoe", "granitemoeshared", "ernie4_5")},
     **{name: TYPES[name] for name in ("stablelm", "stablelm-parallel", "cohere", "exaone4")},
+    **{name: TYPES[name] for name in ("gemma4_text", "gemma4-few", "gemma4-shared", "gemma4-experts")},
     "gemma3": ("Gemma3Text", GEMMA3),
     "gemma3-scaled": ("Gemma3Text", {**GEMMA3, "final_logit_softcapping": 3.0, **FAR_AND_NEAR}),
     "gemma": ("Gemma", WIDE),
@@ -102,6 +103,7 @@ def test_a_gguf_file_says_what_transformers_says(name, made, converted, load, al
         *(("qwen2_moe", "Q8_0"), ("mixtral", "Q4_0"), ("glm4_moe", "F16"), ("glm4_moe", "IQ4_NL")),
         *(("gpt_oss", "Q8_0"), ("gpt_oss", "MXFP4"), ("olmoe", "MXFP4"), ("olmoe-wide", "IQ4_XS")),
         *(("granitemoe", "Q8_0"), ("granitemoe", "Q4_0"), ("granitemoe", "F16"), ("ernie4_5", "Q8_0")),
+        *(("gemma4-experts", "Q8_0"), ("gemma4-few", "Q4_0")),
     ],
 )
 def test_matrices_and_experts_are_those_of_the_file(name, kind, made, converted, load, all_logits):
@@ -116,8 +118,9 @@ def test_matrices_and_experts_are_those_of_the_file(name, kind, made, converted,
     expected = all_logits(load(converted(name, rounded)), PROMPT)
     path = converted(name, kind=own)
     fast = load(path)
-    assert difference(all_logits(fast, PROMPT), expected) < (0.0 if name == "granitemoe" else 0.05) + 1e-12
-    if name != "granitemoe":
+    decoded = name.startswith(("granitemoe", "gemma4"))
+    assert difference(all_logits(fast, PROMPT), expected) < (0.0 if decoded else 0.05) + 1e-12
+    if not decoded:
         assert difference(all_logits(load(path, quantization="none"), PROMPT), expected) < 1e-5
         assert kind == "F16" or kind.lower().removesuffix("_0") in fast._decoder.name
     assert difference(expected, made(name).logits(PROMPT)) > 1e-4
@@ -144,6 +147,21 @@ def test_factors_divide_frequencies(made, converted, load, all_logits):
     assert difference(all_logits(load(converted(name, extra=factors)), PROMPT), expected) < 1e-4
     with pytest.raises(BadModel, match="3 factors of rotary positions"):
         load(converted(name, extra={"rope_freqs.weight": torch.full((3,), 2.0)}))
+
+
+def test_gemma4_reads_gates_of_experts_by_themselves_and_no_keys_of_layers_that_take_others(
+    made, converted, load, all_logits
+):
+    model = made("gemma4-experts")
+    gates = {}
+    for number, layer in enumerate(model.model.model.layers):
+        for part, tensor in zip(("gate", "up"), layer.experts.gate_up_proj.detach().chunk(2, dim=1), strict=True):
+            gates[f"blk.{number}.ffn_{part}_exps.weight"] = tensor.contiguous()
+    path = converted("gemma4-experts", lambda stored, x: None if "gate_up" in stored else x, extra=gates)
+    assert difference(all_logits(load(path), PROMPT), model.logits(PROMPT)) < 1e-4
+    unread = {f"blk.3.{part}.weight": torch.ones(32, 32) for part in ("attn_k", "attn_v", "attn_k_norm")}
+    expected = made("gemma4-shared").logits(PROMPT)
+    assert difference(all_logits(load(converted("gemma4-shared", extra=unread)), PROMPT), expected) < 1e-4
 
 
 # What a file does not say
@@ -209,6 +227,17 @@ def test_starcoder2_runs_as_far_as_its_window_which_no_file_names(converted, loa
         ("glm4_moe", "blk.2.exp_probs_b.bias", r"no tensor 'blk\.2\.exp_probs_b\.bias'"),
         ("granite", "blk.3.attn_k.weight", r"lacks: model\.layers\.3\.self_attn\.k_proj\.weight"),
         ("glm4", "blk.0.post_ffw_norm.weight", r"lacks: model\.layers\.0\.post_mlp_layernorm\.weight"),
+        ("gemma4_text", {"attention.scale": 0.5}, r"does not know, .*: gemma4\.attention\.scale"),
+        ("gemma4_text", {"attention.value_length_swa": 8}, r"different sizes \(gemma4\.attention\.value_length_swa"),
+        ("gemma4_text", {"rope.dimension_count_swa": 8}, "turns 8 of 16 dimensions of a head"),
+        ("gemma4_text", {"rope.dimension_count": 8}, r"rope\.dimension_count do not tell how 32 dimensions turn"),
+        ("gemma4_text", {"attention.sliding_window_pattern": [True] * 4}, "its last layer has a window"),
+        ("gemma4_text", {"attention.sliding_window": 0}, "does not say which layers have a window"),
+        ("gemma4_text", {"attention.shared_kv_layers": 4}, "4 of 4 layers take the keys of others"),
+        ("gemma4-few", {"attention.head_count_kv": [2, 1]}, "head_count_kv has no number for each layer"),
+        ("gemma4-experts", {"expert_used_count": 9}, "9 of 4 experts, and tensors of 4"),
+        ("gemma4-experts", "blk.1.ffn_down_exps.scale", r"no tensor 'blk\.1\.ffn_down_exps\.scale'"),
+        ("gemma4_text", "rope_freqs.weight", r"no tensor 'rope_freqs\.weight'"),
         ("stablelm-parallel", "blk.2.attn_q_norm.weight", r"no tensor 'blk\.2\.attn_q_norm\.weight'"),
     ],
 )  # fmt: skip
@@ -223,5 +252,9 @@ def test_what_has_no_place_another_shape_or_no_scheme_is_refused(converted, load
         load(converted("olmo2", extra={"blk.0.ffn_gate_inp.weight": torch.ones(4, 32)}))
     with pytest.raises(BadModel, match=r"k_proj\.weight is \[14, 32\] and should be \[16, 32\]"):
         load(converted("olmo2", lambda stored, x: x[:-2] if "blk.1.attn_k." in stored else x))
+    with pytest.raises(BadModel, match=r"rope_freqs\.weight and .* do not tell how 32 dimensions turn"):
+        load(converted("gemma4_text", lambda stored, x: x * 2 if stored == "rope_freqs.weight" else x))
+    with pytest.raises(BadModel, match=r"per_layer_token_embd\.weight has 126 rows for 128 tokens"):
+        load(converted("gemma4_text", lambda stored, x: x[:-2] if stored == "per_layer_token_embd.weight" else x))
     with pytest.raises(InvalidArgument, match="q8 needs native ops"):
         load(converted("gemma"), quantization="q8")
