@@ -16,8 +16,8 @@ OWN = (
 )
 # Those that are decoded, and run by the code of Transformers.
 THROUGH_TRANSFORMERS = (
-    *("command-r", "cohere2", "exaone4", "gemma", "gemma3", "gemma4", "glm4", "granite", "granitemoe"),
-    *("olmo2", "stablelm", "starcoder2"),
+    *("command-r", "cohere2", "exaone4", "gemma", "gemma3", "gemma3n", "gemma4", "glm4", "granite"),
+    *("granitemoe", "olmo2", "stablelm", "starcoder2"),
 )
 ARCHITECTURES = (*OWN, *THROUGH_TRANSFORMERS)
 WITH_EXPERTS = ("llama", "dots1", "gemma4", "glm4moe", "gpt-oss", "granitemoe", "olmoe", "qwen2moe", "qwen3moe")

@@ -24,6 +24,7 @@ ARCHITECTURES = {  # by model_type
     "exaone4": "exaone4",
     "gemma": "gemma",
     "gemma3_text": "gemma3",
+    "gemma3n_text": "gemma3n",
     "gemma4_text": "gemma4",
     "glm4": "glm4",
     "glm4_moe": "glm4moe",
@@ -165,6 +166,7 @@ def _own_settings(config: dict[str, Any], arch: str, head_dim: int) -> dict[str,
             "attention.sliding_window": window,
             "final_logit_softcapping": config.get("final_logit_softcapping"),
         },
+        "gemma3n": _gemma3n(config, windowed) if arch == "gemma3n" else {},
         "gemma4": _gemma4(config, windowed) if arch == "gemma4" else {},
         "qwen2moe": {
             "expert_count": config.get("num_experts"),
@@ -193,6 +195,20 @@ def _own_settings(config: dict[str, Any], arch: str, head_dim: int) -> dict[str,
         },
     }
     return own.get(arch, {})
+
+
+def _gemma3n(config: dict[str, Any], windowed: list[bool]) -> dict[str, Any]:
+    shares = torch.tensor(config["activation_sparsity_pattern"])
+    return {
+        "attention.sliding_window": config["sliding_window"],
+        "attention.sliding_window_pattern": windowed,
+        "attention.shared_kv_layers": config["num_kv_shared_layers"],
+        "altup.active_idx": config["altup_active_idx"],
+        "altup.num_inputs": config["altup_num_inputs"],
+        "embedding_length_per_layer_input": config["hidden_size_per_layer_input"],
+        "final_logit_softcapping": config["final_logit_softcapping"],
+        "activation_sparsity_scale": torch.distributions.Normal(0, 1).icdf(shares).tolist(),
+    }
 
 
 def _gemma4(config: dict[str, Any], windowed: list[bool]) -> dict[str, Any]:
@@ -245,6 +261,11 @@ def _gathered(tensors: dict[str, Tensor], config: dict[str, Any], arch: str) -> 
             half, shared = tensor.shape[-2] // 2, "shared_mlp" in name
             for part, piece in zip(("gate", "up"), tensor.split(half, dim=-2), strict=True):
                 yield f"blk.{name.split('.')[2]}.ffn_{part}_{'shexp' if shared else 'exps'}.weight", piece
+        elif arch == "gemma3n" and ".altup_" in name:  # one matrix of a stack
+            stem, _, number = name.removesuffix(".weight").rpartition(".")
+            stacks.setdefault(f"{stem}.weight", {})[int(number)] = tensor
+        elif arch == "gemma3n" and name.endswith("correct_output_scale"):
+            yield f"{name}.weight", tensor
         elif arch == "gemma4" and name.endswith((".router.scale", ".per_expert_scale")):
             part = "gate_inp" if name.endswith("router.scale") else "down_exps"
             yield f"blk.{name.split('.')[2]}.ffn_{part}.scale", tensor

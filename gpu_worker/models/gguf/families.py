@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from gpu_worker.models.gguf.gemma3n import read_gemma3n
 from gpu_worker.models.gguf.gemma4 import read_gemma4
 from gpu_worker.models.gguf.header import GgufHeader
 from gpu_worker.models.gguf.positions import rope_parameters
@@ -328,6 +329,7 @@ FAMILIES: Mapping[str, Callable[[GgufHeader], Family]] = {
     "llama": _mixtral,
     "gemma": _gemma,
     "gemma3": _gemma3,
+    "gemma3n": read_gemma3n,
     "gemma4": read_gemma4,
     "qwen2moe": _qwen2moe,
     "qwen3moe": _qwen3moe,

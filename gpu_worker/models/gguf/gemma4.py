@@ -4,6 +4,8 @@ Layers with windows have heads of another size than those that see all keys, and
 last layers may take the keys and values of earlier ones; files then have matrices for theirs that nothing reads.
 """
 
+from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 import torch
@@ -13,20 +15,21 @@ from gpu_worker.models.gguf.recipes import LLAMA, NORMED_OUTPUTS, Family, Recipe
 from gpu_worker.models.gguf.tensors import ROPE_FACTORS, read_tensor
 from octavo.request.errors import BadModel
 
-INNER = (
-    LLAMA
-    | NORMED_OUTPUTS
-    | {
-        "ffn_norm": "pre_feedforward_layernorm",
-        "ffn_gate_inp": "router.proj",
-        "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
-        "post_ffw_norm_1": "post_feedforward_layernorm_1",
-        "post_ffw_norm_2": "post_feedforward_layernorm_2",
-        "inp_gate": "per_layer_input_gate",
-        "proj": "per_layer_projection",
-        "post_norm": "post_per_layer_input_norm",
-    }
-)
+NORMS_AND_EMBEDDINGS = {
+    **LLAMA,
+    **NORMED_OUTPUTS,
+    "ffn_norm": "pre_feedforward_layernorm",
+    "inp_gate": "per_layer_input_gate",
+    "proj": "per_layer_projection",
+    "post_norm": "post_per_layer_input_norm",
+}
+INNER = {
+    **NORMS_AND_EMBEDDINGS,
+    "ffn_gate_inp": "router.proj",
+    "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
+    "post_ffw_norm_1": "post_feedforward_layernorm_1",
+    "post_ffw_norm_2": "post_feedforward_layernorm_2",
+}
 OUTER = {
     "per_layer_token_embd": "embed_tokens_per_layer",
     "per_layer_model_proj": "per_layer_model_projection",
@@ -37,38 +40,67 @@ NEVER_TURNED = 1e29  # what divides the frequencies of positions that do not tur
 
 
 def read_gemma4(header: GgufHeader) -> Family:
-    kinds = _kinds(header)
-    shared = header.integer("attention.shared_kv_layers", 0)
-    if not 0 <= shared < header.layers:
-        raise BadModel(f"{header.name}: {shared} of {header.layers} layers take the keys of others")
-    config = _sizes(header) | {
-        "layer_types": kinds,
-        "sliding_window": header.integer("attention.sliding_window"),
+    config = shared_settings(header, header.integer("attention.shared_kv_layers", 0))
+    kinds, shared = config["layer_types"], config["num_kv_shared_layers"]
+    if not isinstance(header.get("attention.sliding_window_pattern"), list):
+        raise BadModel(
+            f"{header.name} does not say which layers have a window (gemma4.attention.sliding_window_pattern)"
+        )
+    if kinds[-1] != "full_attention":  # Transformers would run it as one without
+        raise BadModel(f"{header.name}: its last layer has a window (gemma4.attention.sliding_window_pattern)")
+    config |= _sizes_of_heads(header) | _inner_sizes(header, shared) | _experts(header)
+    config |= {
+        "model_type": "gemma4_text",
         "rope_parameters": _positions(header),
-        "num_kv_shared_layers": shared,
         "attention_k_eq_v": _has_keys_for_values(header, kinds[: header.layers - shared]),
         "final_logit_softcapping": header.number("final_logit_softcapping", 0.0) or None,
     }
-    config |= _inner_sizes(header, shared) | _embeddings_of_layers(header) | _experts(header)
-    unused = [f"blk.{layer}.{part}.weight" for layer in _last(header, shared) for part in KEYS_AND_VALUES]
-    recipes = {name: recipe for name, recipe in _recipes(header).items() if recipe.of[0] not in unused}
-    return Family(config, recipes, frozenset((*unused, ROPE_FACTORS)))
+    unused = unused_keys(header, shared)
+    return Family(config, used_recipes(header, INNER, unused) | _own_recipes(header), unused | {ROPE_FACTORS})
 
 
-def _last(header: GgufHeader, count: int) -> range:
-    return range(header.layers - count, header.layers)
+def shared_settings(header: GgufHeader, shared: int) -> dict[str, Any]:
+    """What Gemma 3n says alike. The last `shared` layers take the keys and values of others."""
+    window = header.integer("attention.sliding_window")
+    if window < 1 or not 0 <= shared < header.layers:
+        raise BadModel(
+            f"{header.name}: {shared} of {header.layers} layers take the keys of others, windows are {window}"
+        )
+    size = header.integer("embedding_length_per_layer_input", 0)
+    rows = words = header.shape("token_embd.weight")[0]
+    if size and (rows := header.shape("per_layer_token_embd.weight")[0]) < words:
+        raise BadModel(f"{header.name}: per_layer_token_embd.weight has {rows} rows for {words} tokens")
+    return {
+        "vocab_size": words,
+        "hidden_size": header.hidden,
+        "num_hidden_layers": header.layers,
+        "num_attention_heads": header.heads,
+        "num_key_value_heads": header.kv_heads,
+        "head_dim": header.head_dim,
+        "max_position_embeddings": header.context,
+        "rms_norm_eps": header.number("attention.layer_norm_rms_epsilon"),
+        "tie_word_embeddings": not header.has("output.weight"),
+        "layer_types": header.layer_types(window, 5),
+        "sliding_window": window,
+        "num_kv_shared_layers": shared,
+        "hidden_size_per_layer_input": size,
+        "vocab_size_per_layer_input": rows,
+        **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id")),
+    }
 
 
-def _kinds(header: GgufHeader) -> list[str]:
-    window, kinds = header.integer("attention.sliding_window"), header.layer_types(1, 1)
-    if window < 1 or not isinstance(header.get("attention.sliding_window_pattern"), list):
-        raise BadModel(f"{header.name} does not say which layers have a window (gemma4.attention.sliding_window)")
-    if kinds[-1] != "full_attention":  # Transformers would run it as one without
-        raise BadModel(f"{header.name}: its last layer has a window (gemma4.attention.sliding_window_pattern)")
-    return kinds
+def unused_keys(header: GgufHeader, shared: int) -> frozenset[str]:
+    layers = range(header.layers - shared, header.layers)
+    return frozenset(f"blk.{layer}.{part}.weight" for layer in layers for part in KEYS_AND_VALUES)
 
 
-def _sizes(header: GgufHeader) -> dict[str, Any]:
+def used_recipes(header: GgufHeader, inner: Mapping[str, str], unused: AbstractSet[str]) -> dict[str, Recipe]:
+    found = named_recipes(header, inner)
+    found |= {f"model.{to}.weight": Recipe((f"{at}.weight",)) for at, to in OUTER.items() if header.has(f"{at}.weight")}
+    return {name: recipe for name, recipe in found.items() if recipe.of[0] not in unused}
+
+
+def _sizes_of_heads(header: GgufHeader) -> dict[str, Any]:
     near = header.integer("attention.key_length_swa", header.integer("attention.key_length", header.head_dim))
     if header.integer("attention.value_length_swa", near) != near:
         raise BadModel(f"{header.name}: keys and values have different sizes (gemma4.attention.value_length_swa)")
@@ -78,18 +110,7 @@ def _sizes(header: GgufHeader) -> dict[str, Any]:
         )
     shapes = enumerate(zip(header.head_dims, header.kv_head_counts, strict=True))
     return {
-        "model_type": "gemma4_text",
-        "vocab_size": header.shape("token_embd.weight")[0],
-        "hidden_size": header.hidden,
-        "num_hidden_layers": header.layers,
-        "num_attention_heads": header.heads,
-        "num_key_value_heads": header.kv_heads,
-        "head_dim": header.head_dim,
-        "per_layer_config": {str(i): {"head_dim": size, "num_key_value_heads": count} for i, (size, count) in shapes},
-        "max_position_embeddings": header.context,
-        "rms_norm_eps": header.number("attention.layer_norm_rms_epsilon"),
-        "tie_word_embeddings": not header.has("output.weight"),
-        **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id")),
+        "per_layer_config": {str(i): {"head_dim": size, "num_key_value_heads": count} for i, (size, count) in shapes}
     }
 
 
@@ -120,15 +141,6 @@ def _inner_sizes(header: GgufHeader, shared: int) -> dict[str, Any]:
     return {"intermediate_size": first, "use_double_wide_mlp": shared > 0 and last == 2 * first}
 
 
-def _embeddings_of_layers(header: GgufHeader) -> dict[str, Any]:
-    """Those that each layer has of each token, if the model has any."""
-    size = header.integer("embedding_length_per_layer_input", 0)
-    rows = words = header.shape("token_embd.weight")[0]
-    if size and (rows := header.shape("per_layer_token_embd.weight")[0]) < words:
-        raise BadModel(f"{header.name}: per_layer_token_embd.weight has {rows} rows for {words} tokens")
-    return {"hidden_size_per_layer_input": size, "vocab_size_per_layer_input": rows}
-
-
 def _experts(header: GgufHeader) -> dict[str, Any]:
     """Beside the MLP of each layer; files of models without them may say how many there would be."""
     count, used = header.integer("expert_count", 0), header.integer("expert_used_count", 0)
@@ -145,9 +157,8 @@ def _experts(header: GgufHeader) -> dict[str, Any]:
     }
 
 
-def _recipes(header: GgufHeader) -> dict[str, Recipe]:
-    found = named_recipes(header, INNER)
-    found |= {f"model.{to}.weight": Recipe((f"{at}.weight",)) for at, to in OUTER.items() if header.has(f"{at}.weight")}
+def _own_recipes(header: GgufHeader) -> dict[str, Recipe]:
+    found = {}
     for layer in range(header.layers):
         to, at = f"model.layers.{layer}", f"blk.{layer}"
         found[f"{to}.layer_scalar"] = Recipe((f"{at}.layer_output_scale.weight",))
