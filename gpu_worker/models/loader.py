@@ -210,7 +210,7 @@ def _gguf_through_transformers(name: str, file: GgufFile, dtype: torch.dtype, ho
         prepare = partial(through_transformers.prepare, file, family, dtype, how.progress, left_out)
         return converted(file, dtype, how.cache_dir, prepare, left_out)
 
-    factors = through_transformers.rope_factors(file)
+    factors = through_transformers.rope_factors(file, family)
     return _of_tensors(file.path.name, family.config, source, read, dtype, how, factors)
 
 

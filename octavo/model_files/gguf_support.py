@@ -16,11 +16,13 @@ OWN = (
 )
 # Those that are decoded, and run by the code of Transformers.
 THROUGH_TRANSFORMERS = (
-    *("command-r", "cohere2", "exaone4", "gemma", "gemma3", "glm4", "granite", "granitemoe", "olmo2"),
-    *("stablelm", "starcoder2"),
+    *("command-r", "cohere2", "exaone4", "gemma", "gemma3", "gemma3n", "gemma4", "glm4", "granite"),
+    *("granitemoe", "olmo2", "stablelm", "starcoder2"),
 )
 ARCHITECTURES = (*OWN, *THROUGH_TRANSFORMERS)
-WITH_EXPERTS = ("llama", "dots1", "glm4moe", "gpt-oss", "granitemoe", "minimax-m2", "olmoe", "qwen2moe", "qwen3moe")
+WITH_EXPERTS = (
+    *("llama", "dots1", "gemma4", "glm4moe", "gpt-oss", "granitemoe", "minimax-m2", "olmoe", "qwen2moe", "qwen3moe"),
+)
 
 FLOATS = (TensorType.F32, TensorType.F16, TensorType.BF16)
 DECODED = (
@@ -39,7 +41,7 @@ HELD_AS = {
 }
 _NAMES = ("eos", "eot", "eom")  # the ends of a sequence, of a turn and of a message
 # Many files name the end of a sequence only, and leave it to the program to know the texts of the other ends.
-TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>")
+TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>", "<turn|>", "<|tool_response>")
 # Of tokenizer.ggml.token_type. What a user defined is found whole in any text, and not special.
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED = range(1, 6)
 

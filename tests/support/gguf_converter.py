@@ -24,6 +24,8 @@ ARCHITECTURES = {  # by model_type
     "exaone4": "exaone4",
     "gemma": "gemma",
     "gemma3_text": "gemma3",
+    "gemma3n_text": "gemma3n",
+    "gemma4_text": "gemma4",
     "glm4": "glm4",
     "glm4_moe": "glm4moe",
     "gpt_oss": "gpt-oss",
@@ -169,6 +171,8 @@ def _own_settings(config: dict[str, Any], arch: str, head_dim: int) -> dict[str,
             "attention.sliding_window": window,
             "final_logit_softcapping": config.get("final_logit_softcapping"),
         },
+        "gemma3n": _gemma3n(config, windowed) if arch == "gemma3n" else {},
+        "gemma4": _gemma4(config, windowed) if arch == "gemma4" else {},
         "qwen2moe": {
             "expert_count": config.get("num_experts"),
             "expert_feed_forward_length": config.get("moe_intermediate_size"),
@@ -203,6 +207,47 @@ def _own_settings(config: dict[str, Any], arch: str, head_dim: int) -> dict[str,
     return own.get(arch, {})
 
 
+def _gemma3n(config: dict[str, Any], windowed: list[bool]) -> dict[str, Any]:
+    shares = torch.tensor(config["activation_sparsity_pattern"])
+    return {
+        "attention.sliding_window": config["sliding_window"],
+        "attention.sliding_window_pattern": windowed,
+        "attention.shared_kv_layers": config["num_kv_shared_layers"],
+        "altup.active_idx": config["altup_active_idx"],
+        "altup.num_inputs": config["altup_num_inputs"],
+        "embedding_length_per_layer_input": config["hidden_size_per_layer_input"],
+        "final_logit_softcapping": config["final_logit_softcapping"],
+        "activation_sparsity_scale": torch.distributions.Normal(0, 1).icdf(shares).tolist(),
+    }
+
+
+def _gemma4(config: dict[str, Any], windowed: list[bool]) -> dict[str, Any]:
+    far = next(iter(config["per_layer_config"].values()))
+    size, count = far["head_dim"], far.get("num_key_value_heads")
+    shared, inner = config["num_kv_shared_layers"], config["intermediate_size"]
+    found = {
+        "attention.sliding_window": config["sliding_window"],
+        "attention.sliding_window_pattern": windowed,
+        "attention.shared_kv_layers": shared,
+        "attention.key_length": size,
+        "attention.value_length": size,
+        "attention.key_length_swa": config["head_dim"],
+        "attention.value_length_swa": config["head_dim"],
+        "rope.dimension_count": size,
+        "rope.dimension_count_swa": config["head_dim"],
+        "embedding_length_per_layer_input": config["hidden_size_per_layer_input"] or 0,
+        "final_logit_softcapping": config.get("final_logit_softcapping"),
+        "expert_count": config.get("num_experts"),
+        "expert_used_count": config.get("top_k_experts"),
+        "expert_feed_forward_length": config.get("moe_intermediate_size"),
+    }
+    if count:
+        found["attention.head_count_kv"] = [config["num_key_value_heads"] if near else count for near in windowed]
+    if config["use_double_wide_mlp"]:
+        found["feed_forward_length"] = [inner] * (len(windowed) - shared) + [2 * inner] * shared
+    return found
+
+
 def modified(tensors: dict[str, Tensor], config: dict[str, Any], arch: str) -> Named:
     """The tensors as the class of the architecture hands them to the table of names."""
     for name, tensor in _gathered(tensors, config, arch):
@@ -226,6 +271,16 @@ def _gathered(tensors: dict[str, Tensor], config: dict[str, Any], arch: str) -> 
             half, shared = tensor.shape[-2] // 2, "shared_mlp" in name
             for part, piece in zip(("gate", "up"), tensor.split(half, dim=-2), strict=True):
                 yield f"blk.{name.split('.')[2]}.ffn_{part}_{'shexp' if shared else 'exps'}.weight", piece
+        elif arch == "gemma3n" and ".altup_" in name:  # one matrix of a stack
+            stem, _, number = name.removesuffix(".weight").rpartition(".")
+            stacks.setdefault(f"{stem}.weight", {})[int(number)] = tensor
+        elif arch == "gemma3n" and name.endswith("correct_output_scale"):
+            yield f"{name}.weight", tensor
+        elif arch == "gemma4" and name.endswith((".router.scale", ".per_expert_scale")):
+            part = "gate_inp" if name.endswith("router.scale") else "down_exps"
+            yield f"blk.{name.split('.')[2]}.ffn_{part}.scale", tensor
+        elif arch == "gemma4":
+            yield name if name.endswith(".weight") else f"{name}.weight", tensor
         elif name.endswith("e_score_correction_bias"):
             yield name.replace("correction_bias", "correction.bias"), tensor
         elif (arch in ("gemma", "command-r", "cohere2") and name == "lm_head.weight") or name.endswith("inv_freq"):
@@ -237,6 +292,10 @@ def _gathered(tensors: dict[str, Tensor], config: dict[str, Any], arch: str) -> 
             stacks.setdefault(place, {})[int(number)] = tensor
         else:
             yield name, tensor
+    if arch == "gemma4":
+        far = next(iter(config["per_layer_config"].values()))["head_dim"]
+        turned = int(far * config["rope_parameters"]["full_attention"]["partial_rotary_factor"] / 2)
+        yield "rope_freqs.weight", torch.tensor([1.0] * turned + [1e30] * (far // 2 - turned))
     for place, found in stacks.items():
         merged = place.replace("model.layers", "layers").replace("block_sparse_moe", "feed_forward")
         mixtral = config["model_type"] == "mixtral"

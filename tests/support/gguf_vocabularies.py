@@ -23,6 +23,8 @@ GEMMA_TEMPLATE = (
     "{% if add_generation_prompt %}<start_of_turn>model\n{% endif %}"
 )
 PHI3_TEMPLATE = "{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}<|end|>\n{% endfor %}<|assistant|>\n"
+GEMMA4_MARKS = ("<|turn>", "<turn|>", "<|think|>", "<|tool_call>", "<tool_call|>", "<|tool_response>", '<|"|>')
+GEMMA4_WORDS = GEMMA4_MARKS[3:]  # which the converter takes for words of the user
 Change = Callable[[str, int], tuple[str, int]]
 
 
@@ -69,6 +71,7 @@ class Vocabulary:
     change: Change = lambda text, kind: (text, kind)  # the text and the type that a converter writes for a token
     more: Sequence[tuple[str, int]] = ()  # tokens that are added, and their types
     fields: dict[str, Any]  # what else is written, by the names of GGUFWriter
+    model: str = "llama"
 
     def __len__(self) -> int:
         return int(self.pieces.get_piece_size()) + len(self.more)
@@ -76,7 +79,7 @@ class Vocabulary:
     def write_to(self, writer: GGUFWriter) -> None:
         size = self.pieces.get_piece_size()
         tokens = [self.change(self.pieces.id_to_piece(i), kind_of(self.pieces, i)) for i in range(size)]
-        writer.add_tokenizer_model("llama")
+        writer.add_tokenizer_model(self.model)
         writer.add_token_list([text for text, _ in [*tokens, *self.more]])
         writer.add_token_scores([self.pieces.get_score(i) for i in range(size)] + [-1000.0] * len(self.more))
         writer.add_token_types([kind for _, kind in [*tokens, *self.more]])
@@ -97,6 +100,24 @@ def gemma_vocabulary(change: Change) -> Vocabulary:
     ids = {"bos_token_id": 2, "eos_token_id": 1, "unk_token_id": 3, "pad_token_id": 0}
     fields = {"add_space_prefix": False, "chat_template": GEMMA_TEMPLATE, **ids}
     return Vocabulary(pieces=pieces, change=change, fields=fields)
+
+
+def gemma4_vocabulary() -> Vocabulary:
+    """With merges, and as the converter takes it from tokenizer.json, which has no types of tokens."""
+    from transformers.convert_slow_tokenizer import generate_merges
+
+    named = {"pad_id": 0, "eos_id": 1, "bos_id": 2, "unk_id": 3, "eos_piece": "<eos>", "bos_piece": "<bos>"}
+    symbols = {"user_defined_symbols": RUNS, "control_symbols": list(GEMMA4_MARKS)}
+    pieces = train_vocabulary(vocab_size=600, add_dummy_prefix=False, **symbols, **named)
+    words = {pieces.id_to_piece(i): i for i in range(len(pieces)) if kind_of(pieces, i) == NORMAL}
+    merges = generate_merges(words, {word: pieces.get_score(i) for word, i in words.items()})
+
+    def change(text: str, kind: int) -> tuple[str, int]:
+        return text, USER_DEFINED if text in GEMMA4_WORDS else CONTROL if kind == UNKNOWN else kind
+
+    ids = {"bos_token_id": 2, "eos_token_id": 1, "unk_token_id": 3, "pad_token_id": 0}
+    fields = {"token_merges": [" ".join(pair) for pair in merges], "add_bos_token": False, **ids}
+    return Vocabulary(pieces=pieces, change=change, fields=fields, model="gemma4")
 
 
 def phi3_vocabulary() -> Vocabulary:

@@ -97,7 +97,7 @@ def random_model(config: transformers.PretrainedConfig, seed: int) -> transforme
         noise = torch.randn_like(parameter)
         parameter.data = noise * 0.3 if parameter.dim() > 1 else parameter.data + 0.1 * noise
     for name, buffer in model.named_buffers():
-        if name.endswith("e_score_correction_bias"):  # zeros in a new model
+        if name.endswith(("e_score_correction_bias", "layer_scalar")):  # zeros in a new model, and ones
             buffer.add_(0.2 * torch.randn_like(buffer))
     model.tie_weights()
     return model

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from gpu_worker.models.gguf.gemma3n import read_gemma3n
+from gpu_worker.models.gguf.gemma4 import read_gemma4
 from gpu_worker.models.gguf.header import GgufHeader
 from gpu_worker.models.gguf.positions import rope_parameters
 from gpu_worker.models.gguf.recipes import (
@@ -33,7 +35,7 @@ STARCODER2_WINDOW = 4096  # of all StarCoder 2 that were published, and of none 
 def read_family(header: GgufHeader) -> Family:
     """BadModel if the file has a setting or a tensor that is not understood, or lacks one."""
     read = FAMILIES[header.arch]
-    header.refuse_others(header.head_dim)
+    header.refuse_others(header.integer("attention.key_length", header.head_dim))
     family = read(header)
     header.refuse_unknown()
     return family
@@ -341,6 +343,8 @@ FAMILIES: Mapping[str, Callable[[GgufHeader], Family]] = {
     "llama": _mixtral,
     "gemma": _gemma,
     "gemma3": _gemma3,
+    "gemma3n": read_gemma3n,
+    "gemma4": read_gemma4,
     "qwen2moe": _qwen2moe,
     "qwen3moe": _qwen3moe,
     "olmo2": _olmo2,

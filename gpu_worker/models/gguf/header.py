@@ -15,6 +15,7 @@ HARMLESS = (
     *("pooling_type", "vocab_size"),
 )
 MOST_CONTEXT = 1 << 24
+SHAPED_BY_LAYER = ("gemma4",)  # whose layers have keys of several shapes
 HARMLESS_ENDS = ("expert_shared_feed_forward_length", "rope.scaling.finetuned", "tensor_data_layout")
 
 
@@ -74,8 +75,8 @@ class GgufHeader(GgufSettings):
         self.heads = self.integer("attention.head_count")
         if not 1 <= self.layers <= len(file.tensors) or not 1 <= self.heads <= self.hidden:
             raise BadModel(f"{self.name}: {self.heads} heads, {self.layers} layers in {len(file.tensors)} tensors")
-        self.kv_heads = self.integer("attention.head_count_kv", self.heads)
-        self.head_dim = self.integer("attention.key_length", self.hidden // self.heads)
+        self.kv_head_counts, self.head_dims = self._shapes()  # by layer
+        self.kv_heads, self.head_dim = self.kv_head_counts[0], self.head_dims[0]
         self.context = self.integer("context_length")
         self._check_sizes()
 
@@ -96,6 +97,19 @@ class GgufHeader(GgufSettings):
                 raise BadModel(
                     f"{self.name}: tensor {tensor!r} is {found}, the header says {rows or 'any'} x {columns}"
                 )
+
+    def _shapes(self) -> tuple[list[int], list[int]]:
+        """How many heads the keys of each layer have, and of what size."""
+        size = self.integer("attention.key_length", self.hidden // self.heads)
+        counts = self.get("attention.head_count_kv")
+        if self.arch not in SHAPED_BY_LAYER or not isinstance(counts, list):
+            counts = [self.integer("attention.head_count_kv", self.heads)] * self.layers
+        if len(counts) != self.layers or not all(isinstance(count, int) for count in counts):
+            raise BadModel(f"{self.name}: {self._full('attention.head_count_kv')} has no number for each layer")
+        if self.arch not in SHAPED_BY_LAYER:
+            return counts, [size] * self.layers
+        near = self.integer("attention.key_length_swa", size)
+        return counts, [near if kind == "sliding_attention" else size for kind in self.layer_types(1, 1)]
 
     def shape(self, tensor: str) -> tuple[int, ...]:
         """BadModel if the file has no such tensor."""

@@ -6,6 +6,7 @@ those that a model of Transformers has in memory, where the experts of a layer a
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,10 +29,14 @@ class Recipe:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """`config` is that of Transformers, with its model_type; `recipes` are by the names of the model's tensors."""
+    """`config` is that of Transformers, with its model_type; `recipes` are by the names of the model's tensors.
+
+    `unused` are tensors that files may have, and the model has no place for.
+    """
 
     config: Mapping[str, Any]
     recipes: Mapping[str, Recipe]
+    unused: AbstractSet[str] = frozenset()
 
 
 LLAMA = {

@@ -28,7 +28,7 @@ def prepare(
     used = {name for recipe in family.recipes.values() for name in recipe.of}
     if lacking := sorted(used - set(file.tensors)):
         raise BadModel(f"{file.path.name} has no tensor {lacking[0]!r}")
-    if left := sorted(set(file.tensors) - used - {ROPE_FACTORS}):
+    if left := sorted(set(file.tensors) - used - family.unused - {ROPE_FACTORS}):
         some = f"{', '.join(left[:5])}{' …' if len(left) > 5 else ''}"
         raise BadModel(f"{len(left)} tensors of {file.path.name} have no place in the model: {some}")
     wanted = {name: recipe for name, recipe in family.recipes.items() if name not in left_out}
@@ -91,6 +91,7 @@ def order_of_rows(recipe: Recipe, rows: int, columns: int) -> Tensor | None:
     return order if torch.equal(order.sort().values, torch.arange(rows)) else None
 
 
-def rope_factors(file: GgufFile) -> Tensor | None:
-    """What the frequencies of rotary positions are divided by; None: by nothing."""
-    return read_tensor(file, ROPE_FACTORS).flatten() if ROPE_FACTORS in file.tensors else None
+def rope_factors(file: GgufFile, family: Family) -> Tensor | None:
+    """What the frequencies of rotary positions are divided by; None: by nothing, or as the configuration says."""
+    given = ROPE_FACTORS in file.tensors and ROPE_FACTORS not in family.unused
+    return read_tensor(file, ROPE_FACTORS).flatten() if given else None

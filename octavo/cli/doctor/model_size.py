@@ -17,6 +17,7 @@ from typing import Any
 
 from octavo.cli.doctor import CheckReport
 from octavo.model_files.gguf import GgufFile, TensorInfo, TensorType
+from octavo.model_files.gguf_metadata import Metadata
 from octavo.model_files.gguf_parts import first_parts
 from octavo.model_files.gguf_support import FLOATS, HELD_AS, runs_through_transformers
 from octavo.model_files.quantization import (
@@ -174,7 +175,7 @@ def _of_file(path: Path) -> ModelSize:
         tensors, metadata = file.tensors.values(), file.metadata
         kind = metadata.string("general.architecture")
         heads = metadata.integer(f"{kind}.attention.head_count", 0)
-        kv_heads = metadata.integer(f"{kind}.attention.head_count_kv", heads)
+        kv_heads = _most(metadata, f"{kind}.attention.head_count_kv", heads)
         width = metadata.integer(f"{kind}.attention.key_length", 0)
         width = width or (metadata.integer(f"{kind}.embedding_length", 0) // heads if heads else 0)
         count, top = (metadata.integer(f"{kind}.expert_{what}", 0) for what in ("count", "used_count"))
@@ -185,6 +186,13 @@ def _of_file(path: Path) -> ModelSize:
             slots=2 * metadata.integer(f"{kind}.block_count", 0) * kv_heads * width,
             asked=top / count if count else 1.0,
         )
+
+
+def _most(metadata: Metadata, key: str, default: int) -> int:
+    """What the layer with most has: there is one number, or one for each layer."""
+    if isinstance(metadata.get(key), list):
+        return max(metadata.integers(key), default=default)
+    return metadata.integer(key, default)
 
 
 def _kept(tensor: TensorInfo) -> float:

@@ -1,8 +1,8 @@
 """Reads the tokenizer in the metadata of a GGUF file.
 
-The key tokenizer.ggml.model names its kind: gpt2 is byte-level BPE, llama is sentencepiece's. For byte-level
-vocabularies, tokenizer.ggml.pre names how text is split before merging. Both values are names of llama.cpp and mean
-here what they mean there.
+The key tokenizer.ggml.model names its kind: gpt2 is byte-level BPE, llama is sentencepiece's, gemma4 is that of
+sentencepiece with merges. For byte-level vocabularies, tokenizer.ggml.pre names how text is split before merging. Both
+values are names of llama.cpp and mean here what they mean there.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -20,8 +20,11 @@ from octavo.text.tokenizers.parts import TokenizerParts
 
 SPACE = "▁"
 MAX_TOKEN = 2048  # characters; finding merges takes the square of a token's length
-# Marks of turns that some converters take for words of the user. No text of a client may spell them.
-_TURN_STARTS = ("<start_of_turn>",)
+# Marks that some converters take for words of the user. No text of a client may spell them.
+_MARKS = (
+    *("<start_of_turn>", "<|turn>", "<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>", "<|tool_response>"),
+    *("<tool_response|>", '<|"|>'),
+)
 # Phi-3 was trained without the white space after an added token, except after these.
 _KEEPS_SPACE = ("<unk>", "<s>", "<|endoftext|>")
 
@@ -85,17 +88,18 @@ def _read(metadata: Metadata, name: str) -> TokenizerParts:
     if kind == "gpt2":
         backend = _byte_level(metadata, tokens, name)
         add_bos = _pre(metadata) in _WHOLE_WORDS
-    elif kind == "llama":
+    elif kind in ("llama", "gemma4"):
         tokens = _with_spaces(tokens, types)
-        backend = _sentencepiece(metadata, tokens, types)
+        prefix = kind == "llama" and bool(metadata.get("tokenizer.ggml.add_space_prefix", True))
+        backend = _sentencepiece(metadata, tokens, types, prefix)
         add_bos = True
     else:
         raise Mismatch(f"{name}: tokenizer {kind!r} is not supported here; use a folder with tokenizer.json")
-    starts = [i for i, token in enumerate(tokens) if token in _TURN_STARTS]
-    named = {*_ids(metadata, "bos", "unknown", "padding"), *end_token_ids(metadata), *starts}
+    marks = [i for i, token in enumerate(tokens) if token in _MARKS]
+    named = {*_ids(metadata, "bos", "unknown", "padding"), *end_token_ids(metadata), *marks}
     strips = kind == "llama" and metadata.string("general.architecture", "") == "phi3"
     special = _add_tokens(backend, tokens, types, named, _KEEPS_SPACE if strips else None)
-    if "tokenizer.ggml.add_bos_token" in metadata:
+    if "tokenizer.ggml.add_bos_token" in metadata and kind != "gemma4":  # of which early files say otherwise
         add_bos = bool(metadata["tokenizer.ggml.add_bos_token"])
     bos = _ids(metadata, "bos")
     return TokenizerParts(
@@ -130,7 +134,9 @@ def _pair(merge: str) -> tuple[str, str]:
     return left, right
 
 
-def _sentencepiece(metadata: Metadata, tokens: Sequence[str], types: Sequence[int]) -> tokenizers.Tokenizer:
+def _sentencepiece(
+    metadata: Metadata, tokens: Sequence[str], types: Sequence[int], prefix: bool
+) -> tokenizers.Tokenizer:
     vocab = {token: index for index, token in enumerate(tokens)}
     if "tokenizer.ggml.merges" in metadata:
         pairs = map(_pair, metadata.strings("tokenizer.ggml.merges"))
@@ -138,10 +144,10 @@ def _sentencepiece(metadata: Metadata, tokens: Sequence[str], types: Sequence[in
         merges = [pair for pair in pairs if {*pair, "".join(pair)} <= vocab.keys()]
     else:
         merges = merges_by_score(_mergeable(tokens, types), _scores(metadata, len(tokens)), vocab)
-    unknown = next((tokens[i] for i, kind in enumerate(types) if kind == gguf_support.UNKNOWN), None)
+    marked = [i for i, kind in enumerate(types) if kind == gguf_support.UNKNOWN]
+    unknown = next((tokens[i] for i in (*marked, *_ids(metadata, "unknown"))), None)
     model = models.BPE(vocab, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)
     backend = tokenizers.Tokenizer(model)
-    prefix = bool(metadata.get("tokenizer.ggml.add_space_prefix", True))
     # A text, and what follows an added token, begins with a space whether it has one or not. There is no pre-tokenizer:
     # tokens may span words.
     spaces = normalizers.Replace(" ", SPACE)

@@ -1,11 +1,17 @@
-"""Sentencepiece's vocabularies in GGUF files give the ids that sentencepiece gives: Llama's, Gemma 2's and Phi-3's."""
+"""Sentencepiece's vocabularies in GGUF files give the ids that sentencepiece gives: Llama's, Gemma 2's and Phi-3's.
+
+Gemma 4's, which have merges, give those of Transformers' tokenizer.
+"""
 
 import pytest
 from gguf import GGUFWriter
 from gguf_vocabularies import (
     ADDED,
+    GEMMA4_MARKS,
+    GEMMA4_WORDS,
     NORMAL,
     escaped,
+    gemma4_vocabulary,
     gemma_vocabulary,
     kind_of,
     llama_vocabulary,
@@ -96,3 +102,36 @@ def test_phi3_ids_are_those_of_its_tokenizer(phi3, contents):
         assert tokenizer.encode(text) == [1, *theirs.encode(text, add_special_tokens=False).ids]
     ids = theirs.encode(rendered, add_special_tokens=False).ids
     assert tokenizer.decode(ids, skip_special_tokens=False) == theirs.decode(ids, skip_special_tokens=False)
+
+
+@pytest.fixture(scope="module")
+def gemma4(tmp_path_factory):
+    """Ours of the file, and Transformers' class of the same vocabulary and merges."""
+    from transformers import GemmaTokenizer
+
+    vocabulary = gemma4_vocabulary()
+    ours, pieces = load(tmp_path_factory.mktemp("gemma4"), "gemma4", vocabulary)
+    vocab = {pieces.id_to_piece(i): i for i in range(len(pieces))}
+    merges = [tuple(merge.split(" ")) for merge in vocabulary.fields["token_merges"]]
+    marks = {"mask_token": "<|think|>", "extra_special_tokens": list(GEMMA4_MARKS)}
+    return ours, GemmaTokenizer(vocab=vocab, merges=merges, **marks)
+
+
+@given(parts=st.lists(st.sampled_from([*WORDS, *GEMMA4_MARKS, "<eos>", "<unk>", "▁"]), max_size=10))
+def test_gemma4_ids_are_those_of_transformers(gemma4, parts):
+    """Of octavo's own text, with its marks, and of clients' texts, in which nothing spells a mark."""
+    tokenizer, theirs = gemma4
+    text = "".join(parts)
+    ids = theirs.encode(text, add_special_tokens=False)
+    assert tokenizer.encode_frame(text) == ids
+    for skip in (False, True):
+        assert tokenizer.decode(ids, skip_special_tokens=skip) == theirs.decode(ids, skip_special_tokens=skip)
+    assert tokenizer.encode(text)[0] == 2  # whatever the file says of it
+    assert not set(tokenizer.encode(text)[1:]) & tokenizer.special_ids
+
+
+def test_gemma4_ends_with_its_turn_and_before_what_a_tool_answers(gemma4):
+    tokenizer, _ = gemma4
+    ends = ("<eos>", "<turn|>", "<|tool_response>")
+    assert set(tokenizer.eos_token_ids) == {tokenizer.token_id(end) for end in ends}
+    assert {tokenizer.token_id(word) for word in GEMMA4_WORDS} <= tokenizer.special_ids

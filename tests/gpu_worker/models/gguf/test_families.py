@@ -40,6 +40,7 @@ MODELS = {  # by a name: the class of the configuration, and its fields
     **{name: MIXTURES[name] for name in ("qwen2_moe", "mixtral", "olmoe", "glm4_moe", "glm4_moe-grouped")},
     **{name: TYPES[name] for name in ("olmo2", "olmo3", "granite", "granitemoe", "granitemoeshared", "ernie4_5")},
     **{name: TYPES[name] for name in ("stablelm", "stablelm-parallel", "cohere", "exaone4")},
+    **{name: TYPES[name] for name in ("gemma3n_text", "gemma4_text", "gemma4-few", "gemma4-shared", "gemma4-experts")},
     "gemma3": ("Gemma3Text", GEMMA3),
     "gemma3-scaled": ("Gemma3Text", {**GEMMA3, "final_logit_softcapping": 3.0, **FAR_AND_NEAR}),
     "gemma": ("Gemma", WIDE),
@@ -107,6 +108,7 @@ def test_a_gguf_file_says_what_transformers_says(name, made, converted, load, al
         *(("qwen2_moe", "Q8_0"), ("mixtral", "Q4_0"), ("glm4_moe", "F16"), ("glm4_moe", "IQ4_NL")),
         *(("gpt_oss", "Q8_0"), ("gpt_oss", "MXFP4"), ("olmoe", "MXFP4"), ("olmoe-wide", "IQ4_XS")),
         *(("granitemoe", "Q8_0"), ("granitemoe", "Q4_0"), ("granitemoe", "F16"), ("ernie4_5", "Q8_0")),
+        *(("gemma4-experts", "Q8_0"), ("gemma4-few", "Q4_0")),
     ],
 )
 def test_matrices_and_experts_are_those_of_the_file(name, kind, made, converted, load, all_logits):
@@ -170,6 +172,21 @@ def test_factors_divide_frequencies(made, converted, load, all_logits):
     assert difference(all_logits(load(converted(name, extra=factors)), PROMPT), expected) < 1e-4
     with pytest.raises(BadModel, match="3 factors of rotary positions"):
         load(converted(name, extra={"rope_freqs.weight": torch.full((3,), 2.0)}))
+
+
+def test_gemma4_reads_gates_of_experts_by_themselves_and_no_keys_of_layers_that_take_others(
+    made, converted, load, all_logits
+):
+    model = made("gemma4-experts")
+    gates = {}
+    for number, layer in enumerate(model.model.model.layers):
+        for part, tensor in zip(("gate", "up"), layer.experts.gate_up_proj.detach().chunk(2, dim=1), strict=True):
+            gates[f"blk.{number}.ffn_{part}_exps.weight"] = tensor.contiguous()
+    path = converted("gemma4-experts", lambda stored, x: None if "gate_up" in stored else x, extra=gates)
+    assert difference(all_logits(load(path), PROMPT), model.logits(PROMPT)) < 1e-4
+    unread = {f"blk.3.{part}.weight": torch.ones(32, 32) for part in ("attn_k", "attn_v", "attn_k_norm")}
+    expected = made("gemma4-shared").logits(PROMPT)
+    assert difference(all_logits(load(converted("gemma4-shared", extra=unread)), PROMPT), expected) < 1e-4
 
 
 # What a file does not say
@@ -241,6 +258,20 @@ def test_ministral_runs_as_far_as_its_queries_are_not_scaled(converted, load):
         ("glm4_moe", "blk.2.exp_probs_b.bias", r"no tensor 'blk\.2\.exp_probs_b\.bias'"),
         ("granite", "blk.3.attn_k.weight", r"lacks: model\.layers\.3\.self_attn\.k_proj\.weight"),
         ("glm4", "blk.0.post_ffw_norm.weight", r"lacks: model\.layers\.0\.post_mlp_layernorm\.weight"),
+        ("gemma3n_text", {"altup.num_inputs": 5}, r"altup_proj\.weight has 3 matrices for 5 streams"),
+        ("gemma3n_text", {"activation_sparsity_scale": [0.5]}, "activation_sparsity_scale has no number for each"),
+        ("gemma3n_text", {"altup.coef_clip": 2.0}, r"does not know, .*: gemma3n\.altup\.coef_clip"),
+        ("gemma4_text", {"attention.scale": 0.5}, r"does not know, .*: gemma4\.attention\.scale"),
+        ("gemma4_text", {"attention.value_length_swa": 8}, r"different sizes \(gemma4\.attention\.value_length_swa"),
+        ("gemma4_text", {"rope.dimension_count_swa": 8}, "turns 8 of 16 dimensions of a head"),
+        ("gemma4_text", {"rope.dimension_count": 8}, r"rope\.dimension_count do not tell how 32 dimensions turn"),
+        ("gemma4_text", {"attention.sliding_window_pattern": [True] * 4}, "its last layer has a window"),
+        ("gemma4_text", {"attention.sliding_window": 0}, "windows are 0"),
+        ("gemma4_text", {"attention.shared_kv_layers": 4}, "4 of 4 layers take the keys of others"),
+        ("gemma4-few", {"attention.head_count_kv": [2, 1]}, "head_count_kv has no number for each layer"),
+        ("gemma4-experts", {"expert_used_count": 9}, "9 of 4 experts, and tensors of 4"),
+        ("gemma4-experts", "blk.1.ffn_down_exps.scale", r"no tensor 'blk\.1\.ffn_down_exps\.scale'"),
+        ("gemma4_text", "rope_freqs.weight", r"no tensor 'rope_freqs\.weight'"),
         ("stablelm-parallel", "blk.2.attn_q_norm.weight", r"no tensor 'blk\.2\.attn_q_norm\.weight'"),
     ],
 )  # fmt: skip
@@ -257,3 +288,7 @@ def test_what_has_no_place_or_another_shape_is_refused(converted, load):
         load(converted("olmo2", lambda stored, x: x[:-2] if "blk.1.attn_k." in stored else x))
     with pytest.raises(BadModel, match="in one tensor: convert it without --fuse-qkv"):
         load(converted("olmo2", extra={"blk.0.attn_qkv.weight": torch.ones(64, 32)}))
+    with pytest.raises(BadModel, match=r"rope_freqs\.weight and .* do not tell how 32 dimensions turn"):
+        load(converted("gemma4_text", lambda stored, x: x * 2 if stored == "rope_freqs.weight" else x))
+    with pytest.raises(BadModel, match=r"per_layer_token_embd\.weight has 126 rows for 128 tokens"):
+        load(converted("gemma4_text", lambda stored, x: x[:-2] if stored == "per_layer_token_embd.weight" else x))

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from gguf_models import write_bare
 
 from octavo.cli.doctor import model_size
 
@@ -106,6 +107,12 @@ def test_a_model_that_is_too_large_in_every_way_is_bad(tmp_path, monkeypatch):
 def test_a_gguf_file_is_kept_as_it_is():
     report = model_size.size("smollm2")
     assert "135 million numbers; weights take 92 MiB; keys and values 45 KiB a token" in report.detail
+
+
+def test_of_layers_with_different_keys_the_one_with_most_counts(tmp_path):
+    heads = {"attention.head_count_kv": [1, 4, 1]}
+    path = write_bare(tmp_path / "x.gguf", "gemma4", 3, {"token_embd": (64, 64)}, **heads)
+    assert "keys and values 3 KiB a token" in model_size.size(str(path)).detail
 
 
 @pytest.mark.parametrize("content", [b"", b"GGUF", b"\xff" * 8, (1 << 62).to_bytes(8, "little")])
