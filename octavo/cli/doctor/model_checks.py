@@ -173,7 +173,7 @@ def _gguf_file(path: Path) -> CheckReport:
             obstacle = find_obstacle(opened)
             size = sum(part.stat().st_size for part in opened.paths) / 2**20
             parts = f" in {len(opened.paths)} files" if len(opened.paths) > 1 else ""
-            how = "" if obstacle or not runs_through_transformers(opened) else ", decoded to the model's dtype"
+            how = "" if obstacle or not runs_through_transformers(opened) else ", run by the code of Transformers"
     except MalformedGguf as error:
         return _bad(f"{path}: {error}", f"copy it again, or {ANOTHER}")
     if obstacle:
