@@ -7,7 +7,7 @@ from gpu_worker.models.decoders.config import LlamaConfig, is_llama_like, is_mix
 from gpu_worker.models.decoders.lora_weights import support_of
 from gpu_worker.models.gguf.experts import ExpertGgufSource, has_experts
 from gpu_worker.models.gguf.tensors import architecture, read_config
-from gpu_worker.models.model_kind import TEXT_PARTS
+from gpu_worker.models.model_kind import TEXT_PARTS, refuse_unservable
 from gpu_worker.models.text_part import text_config
 from octavo.model_files.gguf import GgufFile
 from octavo.model_files.gguf_parts import first_parts
@@ -16,11 +16,12 @@ from octavo.model_files.lora_support import NO_LORA, LoraSupport
 
 
 def support_in(path: Path) -> LoraSupport:
-    """Of a folder or a GGUF file. Raises BadModel or MalformedGguf."""
+    """Of a folder or a GGUF file. Raises BadModel, also for a model that no worker serves, or MalformedGguf."""
     if path.is_dir() and (path / "config.json").exists():
         content = generation_config.read_object(path / "config.json")
         if content.get("model_type") in TEXT_PARTS:
             content = text_config(path.name, content, has_head=False)
+        refuse_unservable(path.name, content)
         runs = is_llama_like(content) or is_mixture(content)
         return support_of(LlamaConfig.from_dict(content)) if runs else NO_LORA
     if path.is_dir():

@@ -12,7 +12,7 @@ from octavo.model_files.gguf import GgufFile
 from octavo.model_files.gguf_parts import first_parts
 from octavo.model_files.gguf_support import find_obstacle, runs_through_transformers
 from octavo.model_files.pickled_weights import conversion, find_pickle
-from octavo.model_files.quantization import describe
+from octavo.model_files.quantization import LLAMA_LIKE, MIXTURES, UNDECODED, describe
 from octavo.model_files.quantization import find_obstacle as find_quantization_obstacle
 from octavo.request.errors import MalformedGguf
 from octavo.settings.common import DEMO_MODEL
@@ -40,11 +40,18 @@ if tokenizer.has_chat_template:
 else:
     print("it has no chat template")
 """
+SLOWER = "run by the code of Transformers, which is slower than octavo's own decoders"
+REFUSED = 3
 ADAPTER_PROBE = """
 import sys
 from pathlib import Path
 from gpu_worker.models.adapter_support import support_in
-support = support_in(Path(sys.argv[1]))
+from octavo.request.errors import BadModel
+try:
+    support = support_in(Path(sys.argv[1]))
+except BadModel as error:
+    print(error.message)
+    sys.exit(3)
 print(f"none: {support.refusal}" if support.refusal else f"LoRA of {', '.join(support.modules)}")
 """
 
@@ -97,13 +104,18 @@ def tokenizer(name: str) -> CheckReport:
 
 
 def adapters(name: str) -> CheckReport:
-    """Whether the model takes low-rank adapters, as a worker says by the files' headers, in a process of its own."""
+    """Whether the model takes low-rank adapters, as a worker says by the files' headers, in a process of its own.
+
+    Or that a worker refuses the model.
+    """
     path = find_demo() if name == DEMO_MODEL else _path_of(name)
     command = [sys.executable, "-P", "-c", ADAPTER_PROBE, str(path)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=TOKENIZER_TIMEOUT_S, check=False)
     except subprocess.TimeoutExpired:
         return CheckReport("adapters", "note", f"not known within {TOKENIZER_TIMEOUT_S} s")
+    if done.returncode == REFUSED:
+        return _bad(f"a worker refuses it: {done.stdout.strip()}", ANOTHER)
     if done.returncode or not done.stdout:
         return CheckReport("adapters", "note", "not known: no worker is installed here, or the model is not read")
     return CheckReport("adapters", "ok", done.stdout.strip())
@@ -137,8 +149,13 @@ def _sound_folder(path: Path, config: Path) -> CheckReport:
     values = json.loads(config.read_bytes())
     if obstacle := find_quantization_obstacle(values):
         return _bad(f"{path}: {obstacle}", ANOTHER)
-    how = describe(values)
-    return CheckReport("model", "ok", f"{path}, {how}" if how else f"{path}")
+    kind = (values.get("text_config") or values).get("model_type")
+    own = kind in (*LLAMA_LIKE, *MIXTURES, *UNDECODED)
+    parts = [
+        describe(values),
+        "" if own else "run by the code of Transformers, which is slower than octavo's own decoders",
+    ]
+    return CheckReport("model", "ok", ", ".join([f"{path}", *filter(None, parts)]))
 
 
 def _config_fault(config: Path) -> CheckReport | None:

@@ -1,0 +1,31 @@
+"""What `octavo doctor` says of a folder before anything is loaded: refused, slower, or neither."""
+
+import json
+
+import pytest
+
+from octavo.cli.doctor import model_checks
+
+REFUSED = {"model_type": "rwkv", "architectures": ["RwkvForCausalLM"]}
+OTHER = {"model_type": "granite", "architectures": ["GraniteForCausalLM"]}
+OWN = {"model_type": "llava", "text_config": {"model_type": "llama"}}
+
+
+@pytest.fixture
+def folder(tmp_path, request):
+    (tmp_path / "config.json").write_text(json.dumps(request.param))
+    (tmp_path / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
+    return str(tmp_path)
+
+
+@pytest.mark.parametrize("folder", [REFUSED], indirect=True)
+def test_what_a_worker_refuses_is_told_with_its_reason(folder):
+    report = model_checks.adapters(folder)
+    assert (report.name, report.result) == ("model", "bad")
+    assert "a worker refuses it: " in report.detail and "rwkv keeps a recurrent state" in report.detail
+
+
+@pytest.mark.parametrize(("folder", "slower"), [(OTHER, True), (OWN, False)], indirect=["folder"])
+def test_what_runs_by_the_code_of_transformers_is_told_to_be_slower(folder, slower):
+    report = model_checks.model(folder)
+    assert (report.result, "slower than octavo's own decoders" in report.detail) == ("ok", slower)
