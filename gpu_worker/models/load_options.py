@@ -100,7 +100,8 @@ class LoadOptions:
             raise InvalidArgument("quantization", reason)
         if self.quantization not in ("auto", "none"):
             raise InvalidArgument(
-                "quantization", f"{self.quantization} needs native ops on a CPU and a Llama-like model"
+                "quantization",
+                f"{self.quantization} needs native ops on a CPU, and no model like GPT, with pictures or an encoder",
             )
 
     def variant(self, decoder: Decoder, packed: bool) -> str:

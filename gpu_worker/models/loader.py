@@ -326,7 +326,7 @@ def _decoder(
         return TransformersDecoder.load(path, dtype, how.ops, how.device)
     plain = {key: value for key, value in content.items() if key != "quantization_config"}
     opened = open_source(source, content)
-    return _of_tensors(name, plain, opened, lambda left_out: decoded(opened, dtype, left_out), dtype, how)
+    return _of_tensors(name, plain, opened, lambda left_out: decoded(opened, left_out), dtype, how)
 
 
 def _op_by_op(

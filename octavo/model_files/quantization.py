@@ -69,8 +69,6 @@ def describe(config: Mapping[str, Any]) -> str:
         return f"{method} in 8-bit floats: decoded to the model's dtype"
     bits = sorted(bits_of(content))
     what = f"{method} in {' and '.join(map(str, bits))} bits"
-    if config.get("model_type") not in CODED:
-        return f"{what}: decoded to the model's dtype"
     if is_reordered(content):
         return f"{what}, in the order of activations: decoded to the model's dtype"
     if has_odd_groups(content):

@@ -6,7 +6,6 @@ octavo.model_files.quantization says which of them are read.
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from gpu_worker.models.checkpoint.code_layouts import AwqLayout, CodeLayout, CompressedLayout, GptqLayout
@@ -35,9 +34,9 @@ def open_source(source: WeightSource, config: Mapping[str, Any]) -> WeightSource
     return open_fp8(source, quantization)
 
 
-def decoded(source: WeightSource, dtype: torch.dtype, left_out: Collection[str]) -> dict[str, Tensor]:
-    """Its tensors in a type, but those that are left out, and biases of zeros, which some writers add to codes."""
-    tensors = {name: source.get(name).to(dtype) for name in sorted(source.names() - set(left_out))}
+def decoded(source: WeightSource, left_out: Collection[str]) -> dict[str, Tensor]:
+    """Its tensors as floats, but those that are left out, and biases of zeros, which some writers add to codes."""
+    tensors = {name: source.get(name) for name in sorted(source.names() - set(left_out))}
     for name in source.coded_names() if isinstance(source, CodeSource) else ():
         bias = f"{name.removesuffix('.weight')}.bias"
         if bias in tensors and not tensors[bias].any():

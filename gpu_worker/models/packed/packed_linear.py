@@ -11,8 +11,10 @@ from gpu_worker.models.checkpoint.weights import FLOATS, BlockSource, Checkpoint
 from gpu_worker.models.packed.packed_weights import NativeMatrix, PackedWeights, weights_of
 from gpu_worker.models.packed.packing import BLOCK, GROUP_ROWS, MatrixPacker
 from gpu_worker.models.packed.weight_memory import HugePageAllocator
+from octavo.request.errors import BadModel
 
-CHOOSING = ("gate", "router", "shared_expert_gate")  # layers that choose experts: rounded, they would choose others
+# Parts of names of layers that choose experts: rounded, they would choose others.
+CHOOSING = frozenset(("gate", "router", "shared_expert_gate", "wg", "gating"))
 
 
 class PackedLinear(nn.Module):
@@ -70,6 +72,11 @@ class LayerPacking:
                 found[weight] = (rows, columns)
         return found
 
+    @property
+    def _outer_scheme(self) -> str:
+        """That of embeddings, which keep 8 bits."""
+        return self.scheme.replace("q4", "q8")
+
     def _is_packed(self, weight: str) -> bool:
         if weights_of(self.scheme) in ("q8", "q4"):
             return True
@@ -80,7 +87,10 @@ class LayerPacking:
         checkpoint = CheckpointReader(self.source, torch.float32, self.on_tensor)
         memory = HugePageAllocator()
         packer = MatrixPacker(self.extension, self.source, checkpoint, self.scheme, self.dtype, memory)
-        matrices = {name: packer.stack([name], [shape]) for name, shape in shapes.items()}
+        outer = {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, nn.Embedding)}
+        rounded = MatrixPacker(self.extension, self.source, checkpoint, self._outer_scheme, self.dtype, memory)
+        packers = {name: rounded if name in outer else packer for name in shapes}
+        matrices = {name: packers[name].stack([name], [shape]) for name, shape in shapes.items()}
         names = {id(weight): name for name, weight in model.named_parameters()}  # of a shared one the first
         for name, module in list(model.named_modules()):
             weight = module.get_parameter("weight") if _is_plain(name, module) else None
@@ -88,13 +98,16 @@ class LayerPacking:
             if weight is not None and matrix is not None:
                 parent, _, own = name.rpartition(".")
                 setattr(model.get_submodule(parent), own, _packed(module, weight, matrix, self.extension))
+        left = [name for name, weight in model.named_parameters(remove_duplicate=False) if name in shapes]
+        if left:  # it has no numbers, as it was to be packed
+            raise BadModel(f"{left[0]} is used in several places, and cannot be packed: say --quantization auto")
         return PackedWeights(matrices, self.scheme)
 
 
 def _is_plain(name: str, module: nn.Module) -> bool:
     """Whether the layer computes what its class says, and no more than that."""
     if type(module) is nn.Linear:
-        return name.rpartition(".")[2] not in CHOOSING
+        return CHOOSING.isdisjoint(name.split("."))
     return type(module) is nn.Embedding or type(module).__name__.endswith("ScaledWordEmbedding")
 
 

@@ -279,7 +279,7 @@ class TransformersDecoder(Decoder):
             num_kv_heads=self.num_kv_heads,
             block_size=block_size,
             head_dim=self.head_dim,
-            dtype=next(self._model.parameters()).dtype,
+            dtype=next(self._model.parameters(), torch.empty(0)).dtype,
             state=self.state,
         )
         table = list(range(-(-num_tokens // block_size)))[::-1]

@@ -217,7 +217,7 @@ def _of_folder(path: Path) -> ModelSize | None:
     config |= config.get("text_config") or {}  # of a model that reads more than text
     packs = config.get("model_type") in (*LLAMA_LIKE, *MIXTURES)
     settings = config.get("quantization_config")
-    in_codes = packs and settings is not None and (is_mxfp4(config) or has_integers(settings))
+    in_codes = settings is not None and (is_mxfp4(config) or has_integers(settings))
     listed = {name: each for file in files for name, each in _header(file).items()}
     tensors = [_sized(name, each, config, packs) for name, each in listed.items() if not name.endswith(BESIDE_CODES)]
     experts = next((int(config[name]) for name in EXPERTS if config.get(name)), 0)
@@ -238,7 +238,7 @@ def _sized(name: str, header: dict[str, Any], config: dict[str, Any], packs: boo
         in_words = name.endswith(CODES)
         bits = max(bits_of(settings)) if in_words else 8
         zeros = has_zeros(settings)
-        is_kept = packs and not (is_reordered(settings) or has_odd_groups(settings) or (bits == 8 and zeros))
+        is_kept = not (is_reordered(settings) or has_odd_groups(settings) or (bits == 8 and zeros))
         kept = Q8 if bits == 8 else Q4_ZEROS if zeros else Q4
         return SizedTensor(name, numbers * 32 // bits if in_words else numbers, kept if is_kept else 4.0)
     return SizedTensor(name, numbers, 2.0 if packs and header["dtype"] in ("BF16", "F16") else 4.0)
