@@ -44,15 +44,8 @@ def read_family(header: GgufHeader) -> Family:
 def _common(header: GgufHeader, model_type: str, **more: Any) -> dict[str, Any]:
     return {
         "model_type": model_type,
-        "vocab_size": header.shape("token_embd.weight")[0],
-        "hidden_size": header.hidden,
-        "num_hidden_layers": header.layers,
-        "num_attention_heads": header.heads,
-        "num_key_value_heads": header.kv_heads,
-        "head_dim": header.head_dim,
-        "max_position_embeddings": header.context,
+        **header.sizes(),
         "rope_parameters": rope_parameters(header),
-        "tie_word_embeddings": not header.has("output.weight"),
         **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id")),
         **more,
     }

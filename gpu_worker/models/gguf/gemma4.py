@@ -71,15 +71,8 @@ def shared_settings(header: GgufHeader, shared: int) -> dict[str, Any]:
     if size and (rows := header.shape("per_layer_token_embd.weight")[0]) < words:
         raise BadModel(f"{header.name}: per_layer_token_embd.weight has {rows} rows for {words} tokens")
     return {
-        "vocab_size": words,
-        "hidden_size": header.hidden,
-        "num_hidden_layers": header.layers,
-        "num_attention_heads": header.heads,
-        "num_key_value_heads": header.kv_heads,
-        "head_dim": header.head_dim,
-        "max_position_embeddings": header.context,
+        **header.sizes(),
         "rms_norm_eps": header.number("attention.layer_norm_rms_epsilon"),
-        "tie_word_embeddings": not header.has("output.weight"),
         "layer_types": header.layer_types(window, 5),
         "sliding_window": window,
         "num_kv_shared_layers": shared,

@@ -80,6 +80,19 @@ class GgufHeader(GgufSettings):
         self.context = self.integer("context_length")
         self._check_sizes()
 
+    def sizes(self) -> dict[str, Any]:
+        """What every configuration of Transformers says alike."""
+        return {
+            "vocab_size": self.shape("token_embd.weight")[0],
+            "hidden_size": self.hidden,
+            "num_hidden_layers": self.layers,
+            "num_attention_heads": self.heads,
+            "num_key_value_heads": self.kv_heads,
+            "head_dim": self.head_dim,
+            "max_position_embeddings": self.context,
+            "tie_word_embeddings": not self.has("output.weight"),
+        }
+
     def _check_sizes(self) -> None:
         """BadModel unless the sizes are those of the tensors: no memory is taken for what the file only claims."""
         if not 1 <= self.context <= MOST_CONTEXT:
