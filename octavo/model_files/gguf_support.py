@@ -16,12 +16,13 @@ OWN = (
 )
 # Those that are decoded, and run by the code of Transformers.
 THROUGH_TRANSFORMERS = (
-    *("command-r", "cohere2", "exaone4", "gemma", "gemma3", "gemma3n", "gemma4", "glm4", "granite"),
-    *("granitemoe", "olmo2", "stablelm", "starcoder2"),
+    *("command-r", "cohere2", "deepseek2", "exaone4", "gemma", "gemma3", "gemma3n", "gemma4", "glm4", "granite"),
+    *("granitemoe", "minicpm3", "olmo2", "stablelm", "starcoder2"),
 )
 ARCHITECTURES = (*OWN, *THROUGH_TRANSFORMERS)
 WITH_EXPERTS = (
-    *("llama", "dots1", "gemma4", "glm4moe", "gpt-oss", "granitemoe", "minimax-m2", "olmoe", "qwen2moe", "qwen3moe"),
+    *("llama", "deepseek2", "dots1", "gemma4", "glm4moe", "gpt-oss", "granitemoe", "minimax-m2", "olmoe", "qwen2moe"),
+    *("qwen3moe",),
 )
 
 FLOATS = (TensorType.F32, TensorType.F16, TensorType.BF16)

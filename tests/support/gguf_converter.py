@@ -13,6 +13,7 @@ import gguf
 import numpy as np
 import torch
 from gguf_models import encoded, finish, interleaved
+from gguf_more_settings import SETTINGS, changed, further
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -20,6 +21,11 @@ ARCHITECTURES = {  # by model_type
     "cohere": "command-r",
     "dots1": "dots1",
     "cohere2": "cohere2",
+    "deepseek_v2": "deepseek2",
+    "deepseek_v3": "deepseek2",
+    "glm4_moe_lite": "deepseek2",
+    "minicpm3": "minicpm3",
+    "youtu": "deepseek2",
     "ernie4_5": "ernie4_5",
     "exaone4": "exaone4",
     "gemma": "gemma",
@@ -139,7 +145,7 @@ def settings_of(config: dict[str, Any], arch: str) -> dict[str, Any]:
         keys = {"beta_fast": "beta_fast", "beta_slow": "beta_slow", "attn_factor": "attention_factor"}
         for key, name in (keys | {"log_multiplier": "mscale_all_dim"}).items():
             found[f"rope.scaling.yarn_{key}"] = float(far[name]) if far.get(name) is not None else None
-    return found | _own_settings(config, arch, head_dim)
+    return found | (SETTINGS[arch](config) if arch in SETTINGS else _own_settings(config, arch, head_dim))
 
 
 def _own_settings(config: dict[str, Any], arch: str, head_dim: int) -> dict[str, Any]:
@@ -250,8 +256,11 @@ def _gemma4(config: dict[str, Any], windowed: list[bool]) -> dict[str, Any]:
 
 def modified(tensors: dict[str, Tensor], config: dict[str, Any], arch: str) -> Named:
     """The tensors as the class of the architecture hands them to the table of names."""
+    yield from further(config, arch)
     for name, tensor in _gathered(tensors, config, arch):
-        if arch in TURNED_AS_LLAMA and ".q_proj." in name:
+        if arch in SETTINGS:
+            yield from changed(name, tensor, config, arch)
+        elif arch in TURNED_AS_LLAMA and ".q_proj." in name:
             yield name, interleaved(tensor, config["num_attention_heads"])
         elif arch in TURNED_AS_LLAMA and ".k_proj." in name:
             yield name, interleaved(tensor, config["num_key_value_heads"])

@@ -16,6 +16,8 @@ HARMLESS = (
 )
 MOST_CONTEXT = 1 << 24
 SHAPED_BY_LAYER = ("gemma4",)  # whose layers have keys of several shapes
+LATENT = ("deepseek2", "minicpm3")  # whose pages hold one vector for all heads
+FUSED = ("falcon", "gpt2", "gptneox")  # whose models have queries, keys and values in one tensor
 HARMLESS_ENDS = ("expert_shared_feed_forward_length", "rope.scaling.finetuned", "tensor_data_layout")
 
 
@@ -97,13 +99,16 @@ class GgufHeader(GgufSettings):
         """BadModel unless the sizes are those of the tensors: no memory is taken for what the file only claims."""
         if not 1 <= self.context <= MOST_CONTEXT:
             raise BadModel(f"{self.name}: {self.arch}.context_length is {self.context}")
-        if self.has("blk.0.attn_qkv.weight"):
+        if self.has("blk.0.attn_qkv.weight") and self.arch not in FUSED:
             raise BadModel(f"{self.name} has queries, keys and values in one tensor: convert it without --fuse-qkv")
-        expected = {
-            "token_embd.weight": (None, self.hidden),
-            "blk.0.attn_q.weight": (self.heads * self.head_dim, self.hidden),
-            "blk.0.attn_k.weight": (self.kv_heads * self.head_dim, self.hidden),
-        }
+        heads: dict[str, int | None] = {"attn_q": self.heads, "attn_k": self.kv_heads}
+        if self.arch in LATENT:
+            heads = {"attn_kv_a_mqa": None}
+        elif self.arch in FUSED:
+            heads = {"attn_qkv": self.heads + 2 * self.kv_heads}
+        expected: dict[str, tuple[int | None, int]] = {"token_embd.weight": (None, self.hidden)}
+        for part, count in heads.items():
+            expected[f"blk.0.{part}.weight"] = (count and count * self.head_dim, self.hidden)
         for tensor, (rows, columns) in expected.items():
             found = self.shape(tensor)
             if len(found) != 2 or found[0] != (rows or found[0]) or found[1] != columns:

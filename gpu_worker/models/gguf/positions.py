@@ -36,7 +36,11 @@ def scaling(header: GgufSettings, context: int) -> dict[str, Any]:
     for key, name in OPTIONAL.items():
         if header.get(f"rope.scaling.{key}") is not None:
             found[name] = header.number(f"rope.scaling.{key}")
-    if (multiplier := header.number("rope.scaling.yarn_log_multiplier", 0.0)) == 1.0:
+    multiplier = header.number("rope.scaling.yarn_log_multiplier", 0.0)
+    if header.arch == "deepseek2" and multiplier:  # a tenth of what it is elsewhere; by it scores are multiplied, too
+        found |= dict.fromkeys(("mscale", "mscale_all_dim"), round(multiplier * 10, 6))
+        multiplier = 0.0
+    if multiplier == 1.0:
         found["attention_factor"] = 1.0  # by it that of the positions is divided, and they are equal
     if multiplier not in (0.0, 1.0) or header.number("rope.scaling.yarn_ext_factor", 1.0) != 1.0:
         where = f"{header.arch}.rope.scaling"

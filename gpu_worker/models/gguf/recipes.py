@@ -5,7 +5,7 @@ turns as Llama, adds the 1 to the norms of Gemma, and splits or stacks matrices.
 those that a model of Transformers has in memory, where the experts of a layer are one tensor.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any
@@ -71,13 +71,17 @@ def named_recipes(
     return found
 
 
-def expert_recipes(header: GgufHeader, place: str) -> dict[str, Recipe]:
-    """The experts of all layers, as Transformers has them in memory: gate and up in one tensor."""
+def expert_recipes(header: GgufHeader, place: str, layers: Iterable[int] | None = None) -> dict[str, Recipe]:
+    """The experts of some layers, or of all, as Transformers has them in memory: gate and up in one tensor, as some
+    files have them, too."""
     found = {}
-    for layer in range(header.layers):
-        to, at = f"model.layers.{layer}.{place}.experts", f"blk.{layer}.ffn_"
+    for layer in range(header.layers) if layers is None else layers:
+        to, at = f"model.layers.{layer}.{place}", f"blk.{layer}.ffn_"
         both = (f"{at}gate_exps.weight", f"{at}up_exps.weight")
-        found[f"{to}.gate_up_proj"] = Recipe(both, lambda parts: torch.cat(tuple(parts), dim=1))
+        if header.has(fused := f"{at}gate_up_exps.weight"):
+            found[f"{to}.gate_up_proj"] = Recipe((fused,))
+        else:
+            found[f"{to}.gate_up_proj"] = Recipe(both, lambda parts: torch.cat(tuple(parts), dim=1))
         found[f"{to}.down_proj"] = Recipe((f"{at}down_exps.weight",))
     return found
 

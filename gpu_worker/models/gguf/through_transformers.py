@@ -1,6 +1,7 @@
 """Reads the tensors of a GGUF file as a model of Transformers has them in memory (`families`)."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Mapping
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -8,10 +9,14 @@ from torch import Tensor
 from gpu_worker.models.checkpoint.weights import FLOATS, ProgressCallback
 from gpu_worker.models.gguf.held_blocks import held_blocks
 from gpu_worker.models.gguf.recipes import Family, Recipe
-from gpu_worker.models.gguf.tensors import KERNELS, ROPE_FACTORS, read_tensor
+from gpu_worker.models.gguf.tensors import KERNELS, ROPE_FACTORS, dequantize, read_tensor
 from octavo.model_files.gguf import GgufFile
 from octavo.model_files.gguf_support import FLOATS as FLOAT_TYPES
 from octavo.request.errors import BadModel
+
+# What the tensors of all experts of a layer are made of, by their names in memory.
+STACKS = {"gate_up_proj": ("gate_proj", "up_proj"), "up_proj": ("up_proj",), "down_proj": ("down_proj",)}
+EXPERTS = 3  # dimensions of a tensor of experts
 
 
 def prepare(
@@ -39,17 +44,34 @@ def prepare(
     return tensors
 
 
+class ExpertRows(NamedTuple):
+    """The rows of one expert's matrix among those of a tensor of all experts."""
+
+    stored: str
+    first: int
+    count: int
+    columns: int
+
+
 class RecipeSource:
-    """A BlockSource: the tensors of the model, of which those whose rows are in another order at most have blocks."""
+    """A BlockSource: the tensors of the model, of which those whose rows are in another order at most have blocks, and
+    the matrices of each expert by themselves, which have them, too."""
 
     def __init__(self, file: GgufFile, family: Family) -> None:
         self._file = file
         self._recipes = family.recipes
+        self._experts = dict(_expert_rows(file, family.recipes))
 
     def names(self) -> set[str]:
-        return set(self._recipes)
+        return {*self._recipes, *self._experts}
 
     def get(self, name: str) -> Tensor:
+        if name in self._experts:
+            rows = self._experts[name]
+            kind, num_values = self._file.tensors[rows.stored].type, rows.count * rows.columns
+            values = dequantize(self._bytes(rows), kind, num_values)
+            self._release(rows)
+            return torch.from_numpy(values).view(rows.count, rows.columns)
         recipe = self._recipes[name]
         joined = recipe.join([read_tensor(self._file, part) for part in recipe.of])
         for part in recipe.of:
@@ -57,6 +79,9 @@ class RecipeSource:
         return joined
 
     def block_format(self, name: str) -> str:
+        if name in self._experts:
+            kind = self._file.tensors[self._experts[name].stored].type
+            return FLOATS if kind in FLOAT_TYPES else KERNELS.get(kind, "")
         recipe = self._recipes[name]
         info = self._file.tensors[recipe.of[0]]
         if info.type in FLOAT_TYPES or len(info.shape) != 2 or order_of_rows(recipe, *info.shape) is None:
@@ -64,15 +89,51 @@ class RecipeSource:
         return KERNELS.get(info.type, "")
 
     def shape(self, name: str) -> tuple[int, ...]:
+        if name in self._experts:
+            return self._experts[name].count, self._experts[name].columns
         return tuple(self._file.tensors[self._recipes[name].of[0]].shape)
 
     def blocks(self, name: str) -> Tensor:
+        if name in self._experts:
+            rows = self._experts[name]
+            blocks = held_blocks(self._bytes(rows), self._file.tensors[rows.stored].type).view(rows.count, -1)
+            self._release(rows)
+            return blocks
         recipe = self._recipes[name]
         info = self._file.tensors[recipe.of[0]]
         order = order_of_rows(recipe, *info.shape)
         blocks = held_blocks(self._file.tensor_bytes(info.name), info.type).view(info.shape[0], -1)
         self._file.release(info.name)
         return blocks if order is None or torch.equal(order, torch.arange(len(order))) else blocks[order]
+
+    def _bytes(self, rows: ExpertRows) -> memoryview:
+        data = self._file.tensor_bytes(rows.stored)
+        size = len(data) * rows.columns // torch.Size(self._file.tensors[rows.stored].shape).numel()
+        return data[rows.first * size : (rows.first + rows.count) * size]
+
+    def _release(self, rows: ExpertRows) -> None:
+        """Gives up the memory of a tensor after its last rows."""
+        experts, of_each, _ = self._file.tensors[rows.stored].shape
+        if rows.first + rows.count == experts * of_each:
+            self._file.release(rows.stored)
+
+
+def _expert_rows(file: GgufFile, recipes: Mapping[str, Recipe]) -> Iterator[tuple[str, ExpertRows]]:
+    """Where the matrices of experts are, by the names of checkpoints that have each by itself."""
+    for name, recipe in recipes.items():
+        stem, _, stack = name.rpartition(".")
+        stored = [(part, file.tensors[part].shape) for part in recipe.of if part in file.tensors]
+        are_whole = len(stored) == len(recipe.of) and all(len(shape) == EXPERTS for _, shape in stored)
+        if not stem.endswith(".experts") or stack not in STACKS or not are_whole:
+            continue
+        parts = STACKS[stack]
+        if len(stored) < len(parts):  # gates before what they gate, of each expert
+            stored *= len(parts)
+        for place, (part, (tensor, (experts, rows, columns))) in enumerate(zip(parts, stored, strict=True)):
+            count = rows * len(recipe.of) // len(parts)
+            for expert in range(experts):
+                first = expert * rows + place * (rows - count)
+                yield f"{stem}.{expert}.{part}.weight", ExpertRows(tensor, first, count, columns)
 
 
 def order_of_rows(recipe: Recipe, rows: int, columns: int) -> Tensor | None:

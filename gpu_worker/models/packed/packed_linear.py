@@ -1,6 +1,7 @@
 """Layers of a model in torch whose matrices the extension multiplies with, in 3 to 8 bits; all else stays torch's."""
 
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from types import ModuleType
 
@@ -8,13 +9,17 @@ import torch
 from torch import Tensor, nn
 
 from gpu_worker.models.checkpoint.weights import FLOATS, BlockSource, CheckpointReader, ProgressCallback, WeightSource
+from gpu_worker.models.packed.packed_experts import ExpertNames, PackedExperts, expert_names, expert_shapes, gate_of
 from gpu_worker.models.packed.packed_weights import NativeMatrix, PackedWeights, weights_of
 from gpu_worker.models.packed.packing import BLOCK, GROUP_ROWS, MatrixPacker
 from gpu_worker.models.packed.weight_memory import HugePageAllocator
 from octavo.request.errors import BadModel
 
-# Parts of names of layers that choose experts: rounded, they would choose others.
-CHOOSING = frozenset(("gate", "router", "shared_expert_gate", "wg", "gating"))
+# Parts of names of layers that choose experts, which would choose others if they were rounded, and of the one whose
+# numbers latent attention multiplies with queries.
+LEFT = frozenset(("gate", "router", "shared_expert_gate", "wg", "gating", "kv_b_proj"))
+
+EXPERTS = 3  # dimensions of a tensor of experts
 
 
 class PackedLinear(nn.Module):
@@ -61,16 +66,30 @@ class LayerPacking:
     on_tensor: ProgressCallback
 
     def shapes(self, model: nn.Module) -> dict[str, tuple[int, ...]]:
-        """The matrices that are packed, by their names in the source, which are those of the model."""
+        """The tensors that are packed, by their names in the model: matrices, and stacks of those of experts."""
         stored, found = self.source.names(), dict[str, tuple[int, ...]]()
         for name, module in model.named_modules():
             weight = f"{name}.weight"
+            if self._experts(name, module, stored):
+                found |= {f"{name}.{stack}": shape for stack, shape in expert_shapes(module).items()}
             if not _is_plain(name, module) or weight not in stored:
                 continue
             rows, columns = module.get_parameter("weight").shape
             if columns % BLOCK == 0 and rows >= GROUP_ROWS and self._is_packed(weight):
                 found[weight] = (rows, columns)
         return found
+
+    def replaced(self, shapes: Mapping[str, tuple[int, ...]]) -> set[str]:
+        """The tensors of the source that are not read as floats where the model's of these shapes are packed."""
+        stems = tuple(f"{name.rpartition('.')[0]}." for name, shape in shapes.items() if len(shape) == EXPERTS)
+        return set(shapes) | ({name for name in self.source.names() if name.startswith(stems)} if stems else set())
+
+    def _experts(self, name: str, module: nn.Module, stored: AbstractSet[str]) -> ExpertNames | None:
+        """The matrices of the module's experts, if all of them are packed."""
+        shapes = expert_shapes(module)
+        names = expert_names(stored, name, module) if shapes else None
+        fits = all(columns % BLOCK == 0 and rows >= GROUP_ROWS for _, rows, columns in shapes.values())
+        return names if names and fits and all(map(self._is_packed, names.all())) else None
 
     @property
     def _outer_scheme(self) -> str:
@@ -90,7 +109,10 @@ class LayerPacking:
         outer = {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, nn.Embedding)}
         rounded = MatrixPacker(self.extension, self.source, checkpoint, self._outer_scheme, self.dtype, memory)
         packers = {name: rounded if name in outer else packer for name in shapes}
-        matrices = {name: packers[name].stack([name], [shape]) for name, shape in shapes.items()}
+        plain = {name: shape for name, shape in shapes.items() if len(shape) != EXPERTS}
+        matrices = {name: packers[name].stack([name], [shape]) for name, shape in plain.items()}
+        for name in {name.rpartition(".")[0]: None for name in shapes if name not in plain}:
+            matrices |= self._pack_experts(model, name, packer)
         names = {id(weight): name for name, weight in model.named_parameters()}  # of a shared one the first
         for name, module in list(model.named_modules()):
             weight = module.get_parameter("weight") if _is_plain(name, module) else None
@@ -103,11 +125,35 @@ class LayerPacking:
             raise BadModel(f"{left[0]} is used in several places, and cannot be packed: say --quantization auto")
         return PackedWeights(matrices, self.scheme)
 
+    def _pack_experts(self, model: nn.Module, name: str, packer: MatrixPacker) -> dict[str, NativeMatrix]:
+        """Replaces the experts of this name. Matrices that have the same inputs are one, if they are of one type."""
+        module = model.get_submodule(name)
+        names, hidden = self._experts(name, module, self.source.names()), module.get_parameter("down_proj").shape[1]
+        if names is None:
+            raise BadModel(f"the matrices of {name} changed while they were read")
+        found: dict[str, NativeMatrix] = {}
+
+        def packed(of_experts: list[list[str]], rows: int, columns: int) -> list[list[NativeMatrix]]:
+            made = []
+            for parts in of_experts:
+                stacks = {
+                    stack[0]: packer.stack(stack, [(rows, columns)] * len(stack)) for stack in packer.split(parts)
+                }
+                found.update(stacks)
+                made.append(list(stacks.values()))
+            return made
+
+        inner = int(module.get_parameter("down_proj").shape[2])
+        first, last = packed(names.inner, inner, hidden), packed(names.outer, hidden, inner)
+        parent, _, own = name.rpartition(".")
+        setattr(model.get_submodule(parent), own, PackedExperts(first, last, gate_of(module), self.extension))
+        return found
+
 
 def _is_plain(name: str, module: nn.Module) -> bool:
     """Whether the layer computes what its class says, and no more than that."""
     if type(module) is nn.Linear:
-        return CHOOSING.isdisjoint(name.split("."))
+        return LEFT.isdisjoint(name.split("."))
     return type(module) is nn.Embedding or type(module).__name__.endswith("ScaledWordEmbedding")
 
 

@@ -215,11 +215,12 @@ class TransformersDecoder(Decoder):
             with torch.device("meta"):
                 layers = kind(settings)
             shapes = {} if packing is None else packing.shapes(layers)
+            tensors = read(packing.replaced(shapes) if packing else ())
             nothing = torch.zeros((), dtype=dtype)
             model, weights = kind.from_pretrained(
                 None,
                 config=settings,
-                state_dict=read(shapes) | {each: nothing.expand(shape) for each, shape in shapes.items()},
+                state_dict=tensors | {each: nothing.expand(shape) for each, shape in shapes.items()},
                 output_loading_info=True,
                 dtype=dtype,
                 attn_implementation=IMPLEMENTATION,
