@@ -11,18 +11,19 @@ from octavo.model_files.gguf_metadata import Metadata
 INTERLEAVED = ("llama", "mistral3", "smollm3", "ernie4_5")
 # Those that octavo's own decoders run.
 OWN = (
-    *(*INTERLEAVED, "dots1", "gemma2", "glm4moe", "gpt-oss", "minimax-m2", "olmoe", "phi3", "qwen2", "qwen2moe"),
-    *("qwen3", "qwen3moe", "seed_oss"),
+    *(*INTERLEAVED, "dots1", "exaone-moe", "gemma2", "glm4moe", "gpt-oss", "minimax-m2", "olmoe", "phi3"),
+    *("qwen2", "qwen2moe", "qwen3", "qwen3moe", "seed_oss"),
 )
 # Those that are decoded, and run by the code of Transformers.
 THROUGH_TRANSFORMERS = (
-    *("command-r", "cohere2", "deepseek2", "exaone4", "gemma", "gemma3", "gemma3n", "gemma4", "glm4", "granite"),
-    *("granitemoe", "minicpm3", "olmo2", "stablelm", "starcoder2"),
+    *("afmoe", "apertus", "arcee", "command-r", "cohere2", "deepseek2", "ernie4_5-moe", "exaone4", "gemma", "gemma3"),
+    *("gemma3n", "gemma4", "glm4", "gptneox", "granite", "granitemoe", "hunyuan-dense", "hunyuan-moe", "jais2"),
+    *("minicpm3", "nemotron", "olmo", "olmo2", "phi2", "stablelm", "starcoder2"),
 )
 ARCHITECTURES = (*OWN, *THROUGH_TRANSFORMERS)
 WITH_EXPERTS = (
-    *("llama", "deepseek2", "dots1", "gemma4", "glm4moe", "gpt-oss", "granitemoe", "minimax-m2", "olmoe", "qwen2moe"),
-    *("qwen3moe",),
+    *("llama", "afmoe", "deepseek2", "dots1", "ernie4_5-moe", "exaone-moe", "gemma4", "glm4moe", "gpt-oss"),
+    *("granitemoe", "hunyuan-moe", "minimax-m2", "olmoe", "qwen2moe", "qwen3moe"),
 )
 
 FLOATS = (TensorType.F32, TensorType.F16, TensorType.BF16)

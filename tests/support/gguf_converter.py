@@ -13,11 +13,14 @@ import gguf
 import numpy as np
 import torch
 from gguf_models import encoded, finish, interleaved
-from gguf_more_settings import SETTINGS, changed, further
+from gguf_more_settings import SETTINGS, changed, further, settings_in_tensors
 from safetensors.torch import load_file
 from torch import Tensor
 
 ARCHITECTURES = {  # by model_type
+    "afmoe": "afmoe",
+    "apertus": "apertus",
+    "arcee": "arcee",
     "cohere": "command-r",
     "dots1": "dots1",
     "cohere2": "cohere2",
@@ -27,6 +30,15 @@ ARCHITECTURES = {  # by model_type
     "minicpm3": "minicpm3",
     "youtu": "deepseek2",
     "ernie4_5": "ernie4_5",
+    "ernie4_5_moe": "ernie4_5-moe",
+    "exaone_moe": "exaone-moe",
+    "gpt_neox": "gptneox",
+    "hunyuan_v1_dense": "hunyuan-dense",
+    "hunyuan_v1_moe": "hunyuan-moe",
+    "jais2": "jais2",
+    "nemotron": "nemotron",
+    "olmo": "olmo",
+    "phi": "phi2",
     "exaone4": "exaone4",
     "gemma": "gemma",
     "gemma3_text": "gemma3",
@@ -78,9 +90,12 @@ def convert(
     _add_vocabulary(writer, config["vocab_size"])
     for name, tensor in (extra or {}).items():
         writer.add_tensor(name, tensor.numpy())
+    tensors = load_file(directory / "model.safetensors")
     kinds = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
     table = gguf.get_tensor_name_map(kinds[arch], config["num_hidden_layers"])
-    for name, tensor in modified(load_file(directory / "model.safetensors"), config, arch):
+    for key, value in settings_in_tensors(tensors, arch):
+        writer.add_array(key, value)
+    for name, tensor in modified(tensors, config, arch):
         stored = name if name.startswith(("blk.", "rope_")) else table.get_name(name, try_suffixes=(".weight", ".bias"))
         assert stored, f"the package gguf has no name for {name}"
         found = change(stored, tensor.float()) if change else tensor.float()
@@ -127,7 +142,7 @@ def settings_of(config: dict[str, Any], arch: str) -> dict[str, Any]:
         "embedding_length": config["hidden_size"],
         "feed_forward_length": config["intermediate_size"],
         "attention.head_count": heads,
-        "attention.head_count_kv": config["num_key_value_heads"],
+        "attention.head_count_kv": config.get("num_key_value_heads"),
         "rope.freq_base": float(far["rope_theta"]),
         "rope.freq_base_swa": float(near["rope_theta"]) if near else None,
         "attention.layer_norm_rms_epsilon": config.get("rms_norm_eps"),

@@ -3,12 +3,12 @@
 Where a file is silent, a setting is what llama.cpp takes it for, or what all published models of that family have.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
-from gpu_worker.models.gguf.architectures.latent import read_deepseek2, read_minicpm3
+from gpu_worker.models.gguf.architectures import dense, latent, mixtures
 from gpu_worker.models.gguf.gemma3n import read_gemma3n
 from gpu_worker.models.gguf.gemma4 import read_gemma4
 from gpu_worker.models.gguf.header import LATENT, GgufHeader
@@ -18,6 +18,7 @@ from gpu_worker.models.gguf.recipes import (
     NORMED_OUTPUTS,
     Family,
     Join,
+    Reader,
     Recipe,
     expert_recipes,
     gemma_norms,
@@ -304,7 +305,7 @@ def _like_deepseek_v3(header: GgufHeader, model_type: str, inner: Mapping[str, s
     return Family(config, recipes | corrections(header, first))
 
 
-FAMILIES: Mapping[str, Callable[[GgufHeader], Family]] = {
+FAMILIES: Mapping[str, Reader] = {
     "llama": _mixtral,
     "gemma": _gemma,
     "gemma3": _gemma3,
@@ -325,7 +326,8 @@ FAMILIES: Mapping[str, Callable[[GgufHeader], Family]] = {
     "gpt-oss": _gpt_oss,
     "olmoe": _olmoe,
     "glm4moe": _glm4moe,
-    "deepseek2": read_deepseek2,
-    "minicpm3": read_minicpm3,
     "dots1": lambda header: _like_deepseek_v3(header, "dots1", LLAMA),
+    **dense.READERS,
+    **latent.READERS,
+    **mixtures.READERS,
 }

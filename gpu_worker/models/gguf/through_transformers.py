@@ -44,7 +44,7 @@ def prepare(
     return tensors
 
 
-class ExpertRows(NamedTuple):
+class ExpertMatrix(NamedTuple):
     """The rows of one expert's matrix among those of a tensor of all experts."""
 
     stored: str
@@ -106,19 +106,19 @@ class RecipeSource:
         self._file.release(info.name)
         return blocks if order is None or torch.equal(order, torch.arange(len(order))) else blocks[order]
 
-    def _bytes(self, rows: ExpertRows) -> memoryview:
+    def _bytes(self, rows: ExpertMatrix) -> memoryview:
         data = self._file.tensor_bytes(rows.stored)
         size = len(data) * rows.columns // torch.Size(self._file.tensors[rows.stored].shape).numel()
         return data[rows.first * size : (rows.first + rows.count) * size]
 
-    def _release(self, rows: ExpertRows) -> None:
+    def _release(self, rows: ExpertMatrix) -> None:
         """Gives up the memory of a tensor after its last rows."""
         experts, of_each, _ = self._file.tensors[rows.stored].shape
         if rows.first + rows.count == experts * of_each:
             self._file.release(rows.stored)
 
 
-def _expert_rows(file: GgufFile, recipes: Mapping[str, Recipe]) -> Iterator[tuple[str, ExpertRows]]:
+def _expert_rows(file: GgufFile, recipes: Mapping[str, Recipe]) -> Iterator[tuple[str, ExpertMatrix]]:
     """Where the matrices of experts are, by the names of checkpoints that have each by itself."""
     for name, recipe in recipes.items():
         stem, _, stack = name.rpartition(".")
@@ -133,7 +133,7 @@ def _expert_rows(file: GgufFile, recipes: Mapping[str, Recipe]) -> Iterator[tupl
             count = rows * len(recipe.of) // len(parts)
             for expert in range(experts):
                 first = expert * rows + place * (rows - count)
-                yield f"{stem}.{expert}.{part}.weight", ExpertRows(tensor, first, count, columns)
+                yield f"{stem}.{expert}.{part}.weight", ExpertMatrix(tensor, first, count, columns)
 
 
 def order_of_rows(recipe: Recipe, rows: int, columns: int) -> Tensor | None:

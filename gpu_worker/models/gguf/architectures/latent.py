@@ -4,7 +4,7 @@ Files have the matrix that expands a latent into keys and values in two: that of
 multiplied with queries. Files of before April 2025 have it whole.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gpu_worker.models.gguf.header import GgufHeader
 from gpu_worker.models.gguf.positions import scaling
-from gpu_worker.models.gguf.recipes import LLAMA, Family, Join, Recipe, expert_recipes, named_recipes
+from gpu_worker.models.gguf.recipes import LLAMA, Family, Join, Reader, Recipe, expert_recipes, named_recipes
 from gpu_worker.models.gguf.settings import (
     SIGMOID,
     SOFTMAX,
@@ -40,7 +40,7 @@ SHARED = {f"ffn_{part}_shexp": f"mlp.shared_experts.{part}_proj" for part in ("g
 MINICPM3_SCALES = {"scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256}
 
 
-def read_deepseek2(header: GgufHeader) -> Family:
+def _read_deepseek2(header: GgufHeader) -> Family:
     """DeepSeek V2, whose shares are a softmax, and V3, whose shares are sigmoids; GLM-4.7-Flash and Youtu are as V3."""
     drafting = drafting_layers(header)
     first = min(header.integer("leading_dense_block_count", 0), header.layers)
@@ -60,7 +60,7 @@ def read_deepseek2(header: GgufHeader) -> Family:
     return Family(config, recipes, _halves_beside_wholes(header) | unused_layers(header, drafting))
 
 
-def read_minicpm3(header: GgufHeader) -> Family:
+def _read_minicpm3(header: GgufHeader) -> Family:
     """Their factors of positions are those for long sequences past the context, which is as far as files run."""
     rope = _default(header) | scaling(header, header.context)
     factors = {"long_factor": ROPE_LONG, "short_factor": ROPE_SHORT}
@@ -157,3 +157,9 @@ def _halves_beside_wholes(header: GgufHeader) -> frozenset[str]:
     """Some files have both."""
     layers = [layer for layer in range(header.layers) if header.has(f"blk.{layer}.attn_kv_b.weight")]
     return frozenset(f"blk.{layer}.attn_{part}_b.weight" for layer in layers for part in ("k", "v"))
+
+
+READERS: Mapping[str, Reader] = {
+    "deepseek2": _read_deepseek2,
+    "minicpm3": _read_minicpm3,
+}

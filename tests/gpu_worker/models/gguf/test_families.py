@@ -15,7 +15,7 @@ from effort import diagonal
 from gguf_converter import ARCHITECTURES, convert
 from gguf_models import encoded, write_bare
 from instruction_sets import OPS
-from transformers_types import LATENT, MIXTURES, ROUTED_EXPERTS, SMALL, TYPES, WIDE
+from transformers_types import LATENT, MIXTURES, NARROW, ROUTED_EXPERTS, SMALL, TYPES, WIDE
 
 from gpu_worker.models.gguf.families import read_family
 from gpu_worker.models.gguf.header import GgufHeader
@@ -37,6 +37,7 @@ FULL = {"sliding_window": None, "layer_types": ["full_attention"] * 4}
 QWEN3 = {**MIXTURES["qwen3_moe"][1], "norm_topk_prob": True}
 OLMOE = MIXTURES["olmoe"][1]
 V2_YARN = {**SHARPENED, "mscale": 0.707, "mscale_all_dim": 0.707}
+NEOX = {key: value for key, value in SMALL.items() if key != "num_key_value_heads"}
 LITE = {**LATENT, **ROUTED_EXPERTS, "q_lora_rank": None}
 GROUPS = {
     **LATENT,
@@ -55,6 +56,17 @@ MODELS = {  # by a name: the class of the configuration, and its fields
     **{name: TYPES[name] for name in ("stablelm", "stablelm-parallel", "cohere", "exaone4")},
     **{name: TYPES[name] for name in ("gemma3n_text", "gemma4_text", "gemma4-few", "gemma4-shared", "gemma4-experts")},
     **{name: TYPES[name] for name in ("deepseek_v2", "deepseek_v2-lite", "deepseek_v3", "glm4_moe_lite", "youtu")},
+    **{
+        name: TYPES[name]
+        for name in ("arcee", "ernie4_5_moe", "hunyuan_v1_dense", "hunyuan_v1_moe", "jais2", "nemotron", "olmo")
+    },
+    "afmoe": ("Afmoe", {**TYPES["afmoe"][1], "mup_enabled": True, "num_dense_layers": 2, "route_scale": 1.5}),
+    "apertus": ("Apertus", {**SMALL, "rope_parameters": NEAR}),
+    "exaone_moe": ("ExaoneMoe", {**WIDE, "sliding_window": 11, **NARROW}),
+    "gpt_neox": ("GPTNeoX", {**NEOX, "rope_parameters": {**NEAR, "partial_rotary_factor": 0.5}}),
+    "gpt_neox-serial": ("GPTNeoX", {**NEOX, "use_parallel_residual": False}),
+    "olmo-unclipped": ("Olmo", {**SMALL, "tie_word_embeddings": True}),
+    "phi": ("Phi", SMALL),
     "deepseek_v2-yarn": ("DeepseekV2", {**LITE, "rope_parameters": V2_YARN}),
     "deepseek_v2-grouped": ("DeepseekV2", {**GROUPS, "topk_method": "group_limited_greedy"}),
     "deepseek_v3-grouped": (
