@@ -12,7 +12,7 @@ INTERLEAVED = ("llama", "mistral3", "smollm3", "ernie4_5")
 # Those that octavo's own decoders run.
 OWN = (
     *(*INTERLEAVED, "dots1", "exaone-moe", "gemma2", "glm4moe", "gpt-oss", "minimax-m2", "olmoe", "phi3"),
-    *("qwen2", "qwen2moe", "qwen3", "qwen3moe", "seed_oss"),
+    *("qwen2", "qwen2moe", "qwen2vl", "qwen3", "qwen3moe", "qwen3vl", "qwen3vlmoe", "seed_oss"),
 )
 # Those that are decoded, and run by the code of Transformers.
 THROUGH_TRANSFORMERS = (
@@ -23,7 +23,7 @@ THROUGH_TRANSFORMERS = (
 ARCHITECTURES = (*OWN, *THROUGH_TRANSFORMERS)
 WITH_EXPERTS = (
     *("llama", "afmoe", "deepseek2", "dots1", "ernie4_5-moe", "exaone-moe", "gemma4", "glm4moe", "gpt-oss"),
-    *("granitemoe", "hunyuan-moe", "minimax-m2", "olmoe", "qwen2moe", "qwen3moe"),
+    *("granitemoe", "hunyuan-moe", "minimax-m2", "olmoe", "qwen2moe", "qwen3moe", "qwen3vlmoe"),
 )
 
 FLOATS = (TensorType.F32, TensorType.F16, TensorType.BF16)

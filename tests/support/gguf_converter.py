@@ -74,16 +74,17 @@ def convert(
     extra: dict[str, Tensor] | None = None,
     kind: gguf.GGMLQuantizationType = gguf.GGMLQuantizationType.F32,
     in_part: int = 0,
+    arch: str = "",
 ) -> None:
     """Writes the checkpoint of a directory to `path`.
 
     `change` sees each tensor by its name in the file, and may leave it out. `more` are settings of the architecture
     beside or instead of those of the converter; None leaves one out. `extra` are further tensors. Matrices are of
-    `kind`, and random where the gguf package makes none of it. A file has `in_part` tensors, if not all. The vocabulary
-    is one of letters, of which words of two are made.
+    `kind`, and random where the gguf package makes none of it. A file has `in_part` tensors, if not all. `arch` is
+    another one than that of the type. The vocabulary is one of letters, of which words of two are made.
     """
     config = json.loads((directory / "config.json").read_text())
-    arch = ARCHITECTURES[config["model_type"]]
+    arch = arch or ARCHITECTURES[config["model_type"]]
     writer = gguf.GGUFWriter(path, arch, split_max_tensors=in_part)
     for key, value in (settings_of(config, arch) | (more or {})).items():
         _add(writer, f"{arch}.{key}", value)

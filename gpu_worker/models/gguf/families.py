@@ -36,6 +36,7 @@ from gpu_worker.models.gguf.settings import (
     inner_size,
     rms,
 )
+from gpu_worker.models.gguf.tensors import IGNORED_OF_PICTURES
 from octavo.request.errors import BadModel
 
 GEMMA3_27B_LAYERS = 62  # the only Gemma 3 whose scores are not divided by the root of a head's size
@@ -93,6 +94,8 @@ def _qwen2moe(header: GgufHeader) -> Family:
 
 
 def _qwen3moe(header: GgufHeader) -> Family:
+    for key in IGNORED_OF_PICTURES if header.arch == "qwen3vlmoe" else ():
+        header.get(key)
     config = common(header, "qwen3_moe", **rms(header), **experts(header)) | {
         "intermediate_size": inner_size(header, "ffn_down_exps"),
         "moe_intermediate_size": inner_size(header, "ffn_down_exps"),
@@ -313,6 +316,7 @@ FAMILIES: Mapping[str, Reader] = {
     "gemma4": read_gemma4,
     "qwen2moe": _qwen2moe,
     "qwen3moe": _qwen3moe,
+    "qwen3vlmoe": _qwen3moe,
     "olmo2": _olmo2,
     "granite": _granite,
     "granitemoe": _granitemoe,

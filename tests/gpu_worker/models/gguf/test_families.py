@@ -240,6 +240,14 @@ def test_latent_attention_is_read_whole_as_early_files_have_it_and_layers_that_d
     assert difference(all_logits(load(path), PROMPT), model.logits(PROMPT)) < 1e-4
 
 
+@pytest.mark.parametrize(("arch", "kind"), [("qwen2vl", "Qwen2"), ("qwen3vl", "Qwen3"), ("qwen3vlmoe", "Qwen3Moe")])
+def test_the_text_of_models_with_pictures_runs_as_its_own_type(arch, kind, tiny, load, all_logits, tmp_path):
+    model = tiny(f"text {arch}", kind, QWEN3 if kind == "Qwen3Moe" else WIDE)
+    sections = {"rope.dimension_sections": [4, 2, 2, 0], "n_deepstack_layers": 3 if arch != "qwen2vl" else None}
+    convert(model.directory, tmp_path / "text.gguf", more=sections, arch=arch)
+    assert difference(all_logits(load(tmp_path / "text.gguf"), PROMPT), model.logits(PROMPT)) < 1e-4
+
+
 def test_gemma4_reads_gates_of_experts_by_themselves_and_no_keys_of_layers_that_take_others(
     made, converted, load, all_logits
 ):
@@ -348,6 +356,15 @@ def test_ministral_runs_as_far_as_its_queries_are_not_scaled(converted, load):
         ("deepseek_v3", {"nextn_predict_layers": 4}, "4 of 4 layers draft tokens"),
         ("deepseek_v3", "blk.2.exp_probs_b.bias", r"no tensor 'blk\.2\.exp_probs_b\.bias'"),
         ("deepseek_v3", "blk.1.attn_v_b.weight", r"no tensor 'blk\.1\.attn_v_b\.weight'"),
+        ("afmoe", {"expert_weights_norm": False}, r"shares do not sum to one \(afmoe\.expert_weights_norm"),
+        ("afmoe", {"expert_gating_func": 1}, "expert_gating_func is not that of a sigmoid"),
+        ("ernie4_5_moe", {"expert_gating_func": 2}, "expert_gating_func is not that of a softmax"),
+        ("ernie4_5_moe", {"leading_dense_block_count": 4}, "no layer has experts"),
+        ("ernie4_5_moe", {"expert_shared_count": 3}, "the 3 experts that all tokens ask have 64 rows together"),
+        ("hunyuan_v1_moe", {"expert_weights_scale": 2.0}, r"know, .*: hunyuan-moe\.expert_weights_scale"),
+        ("exaone_moe", {"expert_shared_count": 2}, "the 2 experts that all tokens ask have 32 rows together"),
+        ("nemotron", {"rope.dimension_count": 9}, "turns 9 of 8 dimensions of a head"),
+        ("gpt_neox", {"attention.head_count_kv": 2}, r"attn_qkv\.weight' is \(96, 32\), the header says 64 x 32"),
         ("minicpm3-long", "rope_factors_short.weight", r"no tensor 'rope_factors_short\.weight'"),
         ("stablelm-parallel", "blk.2.attn_q_norm.weight", r"no tensor 'blk\.2\.attn_q_norm\.weight'"),
     ],
