@@ -19,9 +19,15 @@ ARCHITECTURES = {  # by model_type
     "qwen3_next": "qwen3next",
 }
 SCALED = {
-    **{"mlp_multipliers": [0.5, 1.5], "ssm_multipliers": [0.5, 0.7, 1.1, 1.2, 0.9], "key_multiplier": 0.7},
-    **{"attention_in_multiplier": 0.8, "attention_out_multiplier": 1.3, "embedding_multiplier": 2.0},
-    **{"ssm_in_multiplier": 0.9, "ssm_out_multiplier": 0.8, "lm_head_multiplier": 0.5},
+    "mlp_multipliers": [0.5, 1.5],
+    "ssm_multipliers": [0.5, 0.7, 1.1, 1.2, 0.9],
+    "key_multiplier": 0.7,
+    "attention_in_multiplier": 0.8,
+    "attention_out_multiplier": 1.3,
+    "embedding_multiplier": 2.0,
+    "ssm_in_multiplier": 0.9,
+    "ssm_out_multiplier": 0.8,
+    "lm_head_multiplier": 0.5,
 }
 NORMED = {"mamba_rms_norm": True, "mamba_norm_before_gate": False}
 MODELS = {  # by a name: the class of the configuration, and its fields

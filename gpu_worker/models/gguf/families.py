@@ -12,7 +12,6 @@ from gpu_worker.models.gguf.gemma3n import read_gemma3n
 from gpu_worker.models.gguf.gemma4 import read_gemma4
 from gpu_worker.models.gguf.header import GgufHeader
 from gpu_worker.models.gguf.positions import rope_parameters
-from gpu_worker.models.gguf.recurrent import RECURRENT
 from gpu_worker.models.gguf.recipes import (
     LLAMA,
     NORMED_OUTPUTS,
@@ -25,6 +24,7 @@ from gpu_worker.models.gguf.recipes import (
     row_of,
     turned_as_llama,
 )
+from gpu_worker.models.gguf.recurrent import RECURRENT
 from octavo.request.errors import BadModel
 
 GEMMA3_27B_LAYERS = 62  # the only Gemma 3 whose scores are not divided by the root of a head's size

@@ -8,8 +8,6 @@ from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from typing import Any
 
-import torch
-
 from gpu_worker.models.gguf.header import GgufHeader
 from gpu_worker.models.gguf.recipes import LLAMA, NORMED_OUTPUTS, Family, Recipe, gates_of_experts, named_recipes
 from gpu_worker.models.gguf.tensors import ROPE_FACTORS, read_tensor

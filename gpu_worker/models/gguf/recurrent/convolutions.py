@@ -1,10 +1,13 @@
 """Short convolutions between layers that attend: LFM2, with and without experts."""
 
+from collections.abc import Sequence
 from typing import Any
+
+from torch import Tensor
 
 from gpu_worker.models.gguf.header import GgufHeader
 from gpu_worker.models.gguf.positions import rope_parameters
-from gpu_worker.models.gguf.recipes import LLAMA, Family, Recipe, named_recipes, expert_recipes
+from gpu_worker.models.gguf.recipes import LLAMA, Family, Recipe, expert_recipes, named_recipes
 from octavo.request.errors import BadModel
 
 SIGMOID = 2  # what llama.cpp calls a router whose shares are sigmoids
@@ -69,6 +72,10 @@ def _settings(header: GgufHeader, model_type: str) -> dict[str, Any]:
 
 
 def _recipes(header: GgufHeader) -> dict[str, Recipe]:
-    recipes = named_recipes(header, INNER, {"shortconv.conv": lambda parts: parts[0].unsqueeze(1) if parts[0].dim() == 2 else parts[0]})
+    recipes = named_recipes(header, INNER, {"shortconv.conv": _by_channel})
     recipes["model.embedding_norm.weight"] = Recipe(("token_embd_norm.weight",))
     return recipes
+
+
+def _by_channel(parts: Sequence[Tensor]) -> Tensor:
+    return parts[0].unsqueeze(1) if parts[0].dim() == 2 else parts[0]  # of a bias nothing is added

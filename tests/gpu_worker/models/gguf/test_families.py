@@ -13,8 +13,8 @@ import transformers
 from differences import difference
 from effort import diagonal
 from gguf_converter import ARCHITECTURES
-from gguf_recurrent import MODELS as RECURRENT
 from gguf_models import encoded, write_bare
+from gguf_recurrent import MODELS as RECURRENT
 from instruction_sets import OPS
 from transformers_types import MIXTURES, SMALL, TYPES, WIDE
 
