@@ -103,12 +103,13 @@ class GgufHeader(GgufSettings):
         """BadModel unless the sizes are those of the tensors: no memory is taken for what the file only claims."""
         if not 1 <= self.context <= MOST_CONTEXT:
             raise BadModel(f"{self.name}: {self.arch}.context_length is {self.context}")
-        at, rows = f"blk.{self.first_attending}", self.heads * self.head_dim
+        at = f"blk.{self.first_attending}"
+        queries = self.heads * self.head_dim * (2 if self.arch in GATED else 1)
         if self.has(f"{at}.attn_qkv.weight"):
             raise BadModel(f"{self.name} has queries, keys and values in one tensor: convert it without --fuse-qkv")
         expected = {
             "token_embd.weight": (None, self.hidden),
-            f"{at}.attn_q.weight": (2 * rows if self.arch in GATED else rows, self.hidden),
+            f"{at}.attn_q.weight": (queries, self.hidden),
             f"{at}.attn_k.weight": (self.kv_heads * self.head_dim, self.hidden),
         }
         for tensor, (rows, columns) in expected.items():

@@ -1,6 +1,6 @@
 """Mamba 1 and 2 beside attention: Granite 4, Falcon-H1 and Jamba."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -188,6 +188,6 @@ def _stacked(parts: Sequence[Tensor]) -> Tensor:
     return torch.cat(tuple(parts))
 
 
-def _with_last_norm(recipes: Iterable[tuple[str, Recipe]] | dict[str, Recipe]) -> dict[str, Recipe]:
+def _with_last_norm(recipes: Mapping[str, Recipe]) -> dict[str, Recipe]:
     renamed = {"model.norm.weight": "model.final_layernorm.weight"}
-    return {renamed.get(name, name): recipe for name, recipe in dict(recipes).items()}
+    return {renamed.get(name, name): recipe for name, recipe in recipes.items()}
