@@ -19,11 +19,14 @@ THROUGH_TRANSFORMERS = (
     *("afmoe", "apertus", "arcee", "command-r", "cohere2", "deepseek2", "ernie4_5-moe", "exaone4", "gemma", "gemma3"),
     *("gemma3n", "gemma4", "glm4", "gptneox", "granite", "granitemoe", "hunyuan-dense", "hunyuan-moe", "jais2"),
     *("minicpm3", "nemotron", "olmo", "olmo2", "phi2", "stablelm", "starcoder2"),
+    # with recurrent layers
+    *("falcon-h1", "granitehybrid", "jamba", "lfm2", "lfm2moe", "qwen35", "qwen35moe", "qwen3next"),
 )
 ARCHITECTURES = (*OWN, *THROUGH_TRANSFORMERS)
 WITH_EXPERTS = (
     *("llama", "afmoe", "deepseek2", "dots1", "ernie4_5-moe", "exaone-moe", "gemma4", "glm4moe", "gpt-oss"),
     *("granitemoe", "hunyuan-moe", "minimax-m2", "olmoe", "qwen2moe", "qwen3moe", "qwen3vlmoe"),
+    *("granitehybrid", "jamba", "lfm2moe", "qwen35moe", "qwen3next"),
 )
 
 FLOATS = (TensorType.F32, TensorType.F16, TensorType.BF16)

@@ -26,16 +26,8 @@ from gpu_worker.models.gguf.recipes import (
     row_of,
     turned_as_llama,
 )
-from gpu_worker.models.gguf.settings import (
-    SIGMOID,
-    check_gating,
-    common,
-    corrections,
-    drafting_layers,
-    experts,
-    inner_size,
-    rms,
-)
+from gpu_worker.models.gguf.recurrent import RECURRENT
+from gpu_worker.models.gguf.settings import SIGMOID, check_gating, common, corrections, drafting_layers, experts, rms
 from gpu_worker.models.gguf.tensors import IGNORED_OF_PICTURES
 from octavo.request.errors import BadModel
 
@@ -58,7 +50,7 @@ def read_family(header: GgufHeader) -> Family:
 
 
 def _gemma(header: GgufHeader) -> Family:
-    config = common(header, "gemma", **rms(header), intermediate_size=inner_size(header))
+    config = common(header, "gemma", **rms(header), intermediate_size=header.inner_size())
     return Family(config, named_recipes(header, LLAMA, gemma_norms(LLAMA)))
 
 
@@ -66,7 +58,7 @@ def _gemma3(header: GgufHeader) -> Family:
     window = header.integer("attention.sliding_window", 0)
     size = header.hidden // header.heads if header.layers == GEMMA3_27B_LAYERS else header.head_dim
     near = {"rope_type": "default", "rope_theta": header.number("rope.freq_base_swa", 10000.0)}
-    config = common(header, "gemma3_text", **rms(header), intermediate_size=inner_size(header)) | {
+    config = common(header, "gemma3_text", **rms(header), intermediate_size=header.inner_size()) | {
         "query_pre_attn_scalar": size,
         "sliding_window": window or header.context,
         "layer_types": header.layer_types(window, 6),
@@ -82,45 +74,43 @@ def _qwen2moe(header: GgufHeader) -> Family:
     shared = {f"ffn_{part}_shexp": f"mlp.shared_expert.{part}_proj" for part in ("gate", "up", "down")}
     inner = LLAMA | {"ffn_gate_inp": "mlp.gate", "ffn_gate_inp_shexp": "mlp.shared_expert_gate"} | shared
     config = common(header, "qwen2_moe", **rms(header), **experts(header)) | {
-        "intermediate_size": inner_size(header, "ffn_down_shexp"),
-        "moe_intermediate_size": inner_size(header, "ffn_down_exps"),
-        "shared_expert_intermediate_size": inner_size(header, "ffn_down_shexp"),
+        "intermediate_size": header.inner_size("ffn_down_shexp"),
+        "moe_intermediate_size": header.inner_size("ffn_down_exps"),
+        "shared_expert_intermediate_size": header.inner_size("ffn_down_shexp"),
         "num_experts": header.integer("expert_count"),
         "norm_topk_prob": False,
         "qkv_bias": header.has("blk.0.attn_q.bias"),
     }
     joins: dict[str, Join] = {"ffn_gate_inp_shexp": lambda parts: parts[0].reshape(1, -1)}
-    return Family(config, named_recipes(header, inner, joins) | expert_recipes(header, "mlp.experts"))
+    return Family(config, named_recipes(header, inner, joins) | expert_recipes(header, "mlp"))
 
 
 def _qwen3moe(header: GgufHeader) -> Family:
     for key in IGNORED_OF_PICTURES if header.arch == "qwen3vlmoe" else ():
         header.get(key)
     config = common(header, "qwen3_moe", **rms(header), **experts(header)) | {
-        "intermediate_size": inner_size(header, "ffn_down_exps"),
-        "moe_intermediate_size": inner_size(header, "ffn_down_exps"),
+        "intermediate_size": header.inner_size("ffn_down_exps"),
+        "moe_intermediate_size": header.inner_size("ffn_down_exps"),
         "num_experts": header.integer("expert_count"),
         "norm_topk_prob": True,
     }
-    return Family(
-        config, named_recipes(header, LLAMA | {"ffn_gate_inp": "mlp.gate"}) | expert_recipes(header, "mlp.experts")
-    )
+    return Family(config, named_recipes(header, LLAMA | {"ffn_gate_inp": "mlp.gate"}) | expert_recipes(header, "mlp"))
 
 
 def _mixtral(header: GgufHeader) -> Family:
     """Files of `llama` with experts."""
     config = common(header, "mixtral", **rms(header), **experts(header)) | {
-        "intermediate_size": inner_size(header, "ffn_down_exps"),
+        "intermediate_size": header.inner_size("ffn_down_exps"),
         "sliding_window": None,
     }
     inner = LLAMA | {"ffn_gate_inp": "mlp.gate"}
-    return Family(config, named_recipes(header, inner, turned_as_llama(header)) | expert_recipes(header, "mlp.experts"))
+    return Family(config, named_recipes(header, inner, turned_as_llama(header)) | expert_recipes(header, "mlp"))
 
 
 def _olmo2(header: GgufHeader) -> Family:
     """OLMo 2, and OLMo 3, which has windows."""
     window = header.integer("attention.sliding_window", 0)
-    config = common(header, "olmo3" if window else "olmo2", **rms(header), intermediate_size=inner_size(header))
+    config = common(header, "olmo3" if window else "olmo2", **rms(header), intermediate_size=header.inner_size())
     if window:
         near = {
             "rope_type": "default",
@@ -142,7 +132,7 @@ def _granite_scales(header: GgufHeader) -> dict[str, Any]:
 
 def _granite(header: GgufHeader) -> Family:
     config = common(header, "granite", **rms(header), **_granite_scales(header)) | {
-        "intermediate_size": inner_size(header),
+        "intermediate_size": header.inner_size(),
         "attention_bias": header.has("blk.0.attn_q.bias"),
         "mlp_bias": header.has("blk.0.ffn_down.bias"),
     }
@@ -151,13 +141,13 @@ def _granite(header: GgufHeader) -> Family:
 
 def _granitemoe(header: GgufHeader) -> Family:
     config = common(header, "granitemoe", **rms(header), **_granite_scales(header), **experts(header)) | {
-        "intermediate_size": inner_size(header, "ffn_down_exps")
+        "intermediate_size": header.inner_size("ffn_down_exps")
     }
     recipes = named_recipes(
         header, LLAMA | {"ffn_gate_inp": "block_sparse_moe.router"}, turned_as_llama(header)
-    ) | expert_recipes(header, "block_sparse_moe.experts")
+    ) | expert_recipes(header, "block_sparse_moe")
     if header.has("blk.0.ffn_gate_shexp.weight"):
-        config |= {"model_type": "granitemoeshared", "shared_intermediate_size": inner_size(header, "ffn_down_shexp")}
+        config |= {"model_type": "granitemoeshared", "shared_intermediate_size": header.inner_size("ffn_down_shexp")}
         for layer in range(header.layers):
             to, at = f"model.layers.{layer}.shared_mlp", f"blk.{layer}.ffn_"
             both = (f"{at}gate_shexp.weight", f"{at}up_shexp.weight")
@@ -167,7 +157,7 @@ def _granitemoe(header: GgufHeader) -> Family:
 
 
 def _glm4(header: GgufHeader) -> Family:
-    config = common(header, "glm4", **rms(header), intermediate_size=inner_size(header)) | {
+    config = common(header, "glm4", **rms(header), intermediate_size=header.inner_size()) | {
         "attention_bias": header.has("blk.0.attn_q.bias")
     }
     if header.integer("nextn_predict_layers", 0):
@@ -183,7 +173,7 @@ def _glm4(header: GgufHeader) -> Family:
 def _minimax_m2(header: GgufHeader) -> Family:
     check_gating(header, SIGMOID)
     config = common(header, "minimax_m2", **rms(header), **experts(header)) | {
-        "intermediate_size": inner_size(header, "ffn_down_exps")
+        "intermediate_size": header.inner_size("ffn_down_exps")
     }
     recipes = named_recipes(header, LLAMA | {"ffn_gate_inp": "mlp.gate"})
     return Family(config, recipes | corrections(header, 0))
@@ -191,7 +181,7 @@ def _minimax_m2(header: GgufHeader) -> Family:
 
 def _starcoder2(header: GgufHeader) -> Family:
     """Files do not name the window. It bounds the context: within it, a sequence is the same with and without one."""
-    config = common(header, "starcoder2", intermediate_size=inner_size(header)) | {
+    config = common(header, "starcoder2", intermediate_size=header.inner_size()) | {
         "max_position_embeddings": min(header.context, STARCODER2_WINDOW),
         "norm_epsilon": header.number("attention.layer_norm_epsilon"),
         "sliding_window": None,
@@ -203,7 +193,7 @@ def _starcoder2(header: GgufHeader) -> Family:
 def _stablelm(header: GgufHeader) -> Family:
     header.get("use_parallel_residual")  # early files say so of models that are not; llama.cpp looks for the norm
     normed = header.has("blk.0.attn_q_norm.weight")
-    config = common(header, "stablelm", intermediate_size=inner_size(header)) | {
+    config = common(header, "stablelm", intermediate_size=header.inner_size()) | {
         "layer_norm_eps": header.number("attention.layer_norm_epsilon"),
         "use_parallel_residual": not header.has("blk.0.ffn_norm.weight"),
         "use_qkv_bias": header.has("blk.0.attn_q.bias"),
@@ -220,7 +210,7 @@ def _stablelm(header: GgufHeader) -> Family:
 
 
 def _cohere(header: GgufHeader) -> Family:
-    config = common(header, "cohere", intermediate_size=inner_size(header)) | {
+    config = common(header, "cohere", intermediate_size=header.inner_size()) | {
         "layer_norm_eps": header.number("attention.layer_norm_epsilon"),
         "logit_scale": header.number("logit_scale"),
         "use_qk_norm": header.has("blk.0.attn_q_norm.weight"),
@@ -230,7 +220,7 @@ def _cohere(header: GgufHeader) -> Family:
 
 def _cohere2(header: GgufHeader) -> Family:
     window = header.integer("attention.sliding_window")
-    config = common(header, "cohere2", intermediate_size=inner_size(header)) | {
+    config = common(header, "cohere2", intermediate_size=header.inner_size()) | {
         "layer_norm_eps": header.number("attention.layer_norm_epsilon"),
         "logit_scale": header.number("logit_scale"),
         "sliding_window": window,
@@ -243,7 +233,7 @@ def _exaone4(header: GgufHeader) -> Family:
     window = header.integer("attention.sliding_window", 4096 if header.layers == EXAONE4_32B_LAYERS else 0)
     if header.integer("nextn_predict_layers", 0):
         raise BadModel(f"{header.name} has layers that predict further tokens (nextn_predict_layers)")
-    config = common(header, "exaone4", **rms(header), intermediate_size=inner_size(header)) | {
+    config = common(header, "exaone4", **rms(header), intermediate_size=header.inner_size()) | {
         "sliding_window": window or None,
         "sliding_window_pattern": 4 if window else None,
         "layer_types": header.layer_types(window, 4),
@@ -254,7 +244,7 @@ def _exaone4(header: GgufHeader) -> Family:
 def _gpt_oss(header: GgufHeader) -> Family:
     window = header.integer("attention.sliding_window")
     config = common(header, "gpt_oss", **rms(header), **experts(header)) | {
-        "intermediate_size": inner_size(header, "ffn_down_exps"),
+        "intermediate_size": header.inner_size("ffn_down_exps"),
         "sliding_window": window,
         "layer_types": header.layer_types(window, 2),
         "attention_bias": header.has("blk.0.attn_q.bias"),
@@ -268,7 +258,7 @@ def _gpt_oss(header: GgufHeader) -> Family:
 
 def _olmoe(header: GgufHeader) -> Family:
     config = common(header, "olmoe", **rms(header), **experts(header)) | {
-        "intermediate_size": inner_size(header, "ffn_down_exps"),
+        "intermediate_size": header.inner_size("ffn_down_exps"),
         "norm_topk_prob": False,
     }
     return Family(config, named_recipes(header, LLAMA | {"ffn_gate_inp": "mlp.gate"}))
@@ -287,11 +277,11 @@ def _like_deepseek_v3(header: GgufHeader, model_type: str, inner: Mapping[str, s
     """Experts that are chosen by sigmoids, after layers without experts."""
     check_gating(header, SIGMOID)
     first = header.integer("leading_dense_block_count", 0)
-    shared, count = inner_size(header, "ffn_down_shexp", first), header.integer("expert_shared_count", 1)
+    shared, count = header.inner_size("ffn_down_shexp", first), header.integer("expert_shared_count", 1)
     normed = header.get("expert_weights_norm")
     config = common(header, model_type, **rms(header), **experts(header, first)) | {
-        "intermediate_size": inner_size(header, layer=0) if first else shared,
-        "moe_intermediate_size": inner_size(header, "ffn_down_exps", first),
+        "intermediate_size": header.inner_size(layer=0) if first else shared,
+        "moe_intermediate_size": header.inner_size("ffn_down_exps", first),
         "n_routed_experts": header.integer("expert_count"),
         "n_shared_experts": count,
         "n_group": header.integer("expert_group_count", 1),
@@ -331,6 +321,7 @@ FAMILIES: Mapping[str, Reader] = {
     "olmoe": _olmoe,
     "glm4moe": _glm4moe,
     "dots1": lambda header: _like_deepseek_v3(header, "dots1", LLAMA),
+    **RECURRENT,
     **dense.READERS,
     **latent.READERS,
     **mixtures.READERS,

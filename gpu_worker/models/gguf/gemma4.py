@@ -9,7 +9,7 @@ from collections.abc import Set as AbstractSet
 from typing import Any
 
 from gpu_worker.models.gguf.header import GgufHeader
-from gpu_worker.models.gguf.recipes import LLAMA, NORMED_OUTPUTS, Family, Recipe, expert_recipes, named_recipes
+from gpu_worker.models.gguf.recipes import LLAMA, NORMED_OUTPUTS, Family, Recipe, gates_of_experts, named_recipes
 from gpu_worker.models.gguf.tensors import ROPE_FACTORS, read_tensor
 from octavo.request.errors import BadModel
 
@@ -156,5 +156,6 @@ def _own_recipes(header: GgufHeader) -> dict[str, Recipe]:
         if header.has(f"{at}.ffn_gate_inp.weight"):
             found[f"{to}.router.scale"] = Recipe((f"{at}.ffn_gate_inp.scale",))
             found[f"{to}.router.per_expert_scale"] = Recipe((f"{at}.ffn_down_exps.scale",))
-            found |= expert_recipes(header, "experts", [layer])
+            found[f"{to}.experts.down_proj"] = Recipe((f"{at}.ffn_down_exps.weight",))
+            found[f"{to}.experts.gate_up_proj"] = gates_of_experts(header, f"{at}.ffn_")
     return found

@@ -16,8 +16,10 @@ HARMLESS = (
 )
 MOST_CONTEXT = 1 << 24
 SHAPED_BY_LAYER = ("gemma4",)  # whose layers have keys of several shapes
+COUNTED_BY_LAYER = (*SHAPED_BY_LAYER, "granitehybrid", "jamba", "lfm2", "lfm2moe")  # some of which may have no keys
 LATENT = ("deepseek2", "minicpm3")  # whose pages hold one vector for all heads
-FUSED = ("falcon", "gpt2", "gptneox")  # whose models have queries, keys and values in one tensor
+FUSED = ("gptneox",)  # whose models have queries, keys and values in one tensor
+GATED = ("qwen35", "qwen35moe", "qwen3next")  # each head of their queries has a gate of its size
 HARMLESS_ENDS = ("expert_shared_feed_forward_length", "rope.scaling.finetuned", "tensor_data_layout")
 
 
@@ -77,9 +79,13 @@ class GgufHeader(GgufSettings):
         self.heads = self.integer("attention.head_count")
         if not 1 <= self.layers <= len(file.tensors) or not 1 <= self.heads <= self.hidden:
             raise BadModel(f"{self.name}: {self.heads} heads, {self.layers} layers in {len(file.tensors)} tensors")
+        attending = (layer for layer in range(self.layers) if self.has(f"blk.{layer}.attn_k.weight"))
+        self.first_attending = next(attending, 0)  # others have recurrent layers before it
         self.kv_head_counts, self.head_dims = self._shapes()  # by layer
-        self.kv_heads, self.head_dim = self.kv_head_counts[0], self.head_dims[0]
+        self.kv_heads, self.head_dim = self.kv_head_counts[self.first_attending], self.head_dims[0]
         self.context = self.integer("context_length")
+        if self.kv_heads < 1:
+            raise BadModel(f"{self.name}: {self._full('attention.head_count_kv')} is {self.kv_heads}")
         self._check_sizes()
 
     def sizes(self) -> dict[str, Any]:
@@ -99,16 +105,17 @@ class GgufHeader(GgufSettings):
         """BadModel unless the sizes are those of the tensors: no memory is taken for what the file only claims."""
         if not 1 <= self.context <= MOST_CONTEXT:
             raise BadModel(f"{self.name}: {self.arch}.context_length is {self.context}")
-        if self.has("blk.0.attn_qkv.weight") and self.arch not in FUSED:
+        at = f"blk.{self.first_attending}"
+        if self.has(f"{at}.attn_qkv.weight") and self.arch not in FUSED:
             raise BadModel(f"{self.name} has queries, keys and values in one tensor: convert it without --fuse-qkv")
-        heads: dict[str, int | None] = {"attn_q": self.heads, "attn_k": self.kv_heads}
-        if self.arch in LATENT:
-            heads = {"attn_kv_a_mqa": None}
-        elif self.arch in FUSED:
+        heads = {"attn_q": self.heads * (2 if self.arch in GATED else 1), "attn_k": self.kv_heads}
+        if self.arch in FUSED:
             heads = {"attn_qkv": self.heads + 2 * self.kv_heads}
         expected: dict[str, tuple[int | None, int]] = {"token_embd.weight": (None, self.hidden)}
-        for part, count in heads.items():
-            expected[f"blk.0.{part}.weight"] = (count and count * self.head_dim, self.hidden)
+        if self.arch in LATENT:
+            expected[f"{at}.attn_kv_a_mqa.weight"] = (None, self.hidden)
+        else:
+            expected |= {f"{at}.{part}.weight": (count * self.head_dim, self.hidden) for part, count in heads.items()}
         for tensor, (rows, columns) in expected.items():
             found = self.shape(tensor)
             if len(found) != 2 or found[0] != (rows or found[0]) or found[1] != columns:
@@ -120,9 +127,9 @@ class GgufHeader(GgufSettings):
         """How many heads the keys of each layer have, and of what size."""
         size = self.integer("attention.key_length", self.hidden // self.heads)
         counts = self.get("attention.head_count_kv")
-        if self.arch not in SHAPED_BY_LAYER or not isinstance(counts, list):
+        if self.arch not in COUNTED_BY_LAYER or not isinstance(counts, list):
             counts = [self.integer("attention.head_count_kv", self.heads)] * self.layers
-        if len(counts) != self.layers or not all(isinstance(count, int) for count in counts):
+        if len(counts) != self.layers or not all(isinstance(count, int) and count >= 0 for count in counts):
             raise BadModel(f"{self.name}: {self._full('attention.head_count_kv')} has no number for each layer")
         if self.arch not in SHAPED_BY_LAYER:
             return counts, [size] * self.layers
@@ -137,6 +144,17 @@ class GgufHeader(GgufSettings):
 
     def has(self, tensor: str) -> bool:
         return tensor in self.file.tensors
+
+    def inner_size(self, part: str = "ffn_down", layer: int = 0) -> int:
+        return self.shape(f"blk.{layer}.{part}.weight")[-1]
+
+    def experts(self, layer: int = 0) -> tuple[int, int]:
+        """How many a layer has, and how many of them a token asks. BadModel unless a layer that has some has these."""
+        count, used = self.integer("expert_count"), self.integer("expert_used_count")
+        stored = self.shape(f"blk.{layer}.ffn_down_exps.weight")[0]
+        if count != stored or not 1 <= used <= count:
+            raise BadModel(f"{self.name}: {used} of {count} experts, and tensors of {stored}")
+        return count, used
 
     def layer_types(self, window: int, period: int) -> list[str]:
         """What each layer sees: by the file's pattern if it has one, or all keys in the last layer of each period."""

@@ -6,7 +6,9 @@ from gpu_worker.models.gguf.header import GgufHeader, GgufSettings
 from octavo.request.errors import BadModel
 
 # Whose models in Transformers can turn a part of each head.
-PARTIAL = ("glm4", "glm4moe", "gptneox", "minimax-m2", "nemotron", "phi2", "stablelm")
+PARTIAL = (
+    *("glm4", "glm4moe", "gptneox", "minimax-m2", "nemotron", "phi2", "qwen35", "qwen35moe", "qwen3next", "stablelm"),
+)
 OPTIONAL = {"yarn_beta_fast": "beta_fast", "yarn_beta_slow": "beta_slow", "yarn_attn_factor": "attention_factor"}
 
 

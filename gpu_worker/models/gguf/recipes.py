@@ -19,16 +19,17 @@ from octavo.request.errors import BadModel
 Join = Callable[[Sequence[Tensor]], Tensor]
 
 
-def only(parts: Sequence[Tensor]) -> Tensor:
+def unchanged(parts: Sequence[Tensor]) -> Tensor:
     return parts[0]
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How a tensor of the model is made of tensors of the file."""
+    """How a tensor of the model is made of tensors of the file. `columns` are where its columns come from."""
 
     of: tuple[str, ...]
-    join: Join = only
+    join: Join = unchanged
+    columns: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,24 +81,26 @@ def named_recipes(
     for stem, (full, stored) in names.items():
         for end in ("weight", "bias"):
             if header.has(f"{full}.{end}"):
-                join = changed.get(f"{stored}.{end}") or changed.get(stored) or only
+                join = changed.get(f"{stored}.{end}") or changed.get(stored) or unchanged
                 found[f"{stem}.{end}"] = Recipe((f"{full}.{end}",), join)
     return found
 
 
 def expert_recipes(header: GgufHeader, place: str, layers: Iterable[int] | None = None) -> dict[str, Recipe]:
-    """The experts of some layers, or of all, as Transformers has them in memory: gate and up in one tensor, as some
-    files have them, too."""
+    """The experts of these layers, or of all, as Transformers has them in memory: gate and up in one tensor."""
     found = {}
     for layer in range(header.layers) if layers is None else layers:
-        to, at = f"model.layers.{layer}.{place}", f"blk.{layer}.ffn_"
-        both = (f"{at}gate_exps.weight", f"{at}up_exps.weight")
-        if header.has(fused := f"{at}gate_up_exps.weight"):
-            found[f"{to}.gate_up_proj"] = Recipe((fused,))
-        else:
-            found[f"{to}.gate_up_proj"] = Recipe(both, lambda parts: torch.cat(tuple(parts), dim=1))
+        to, at = f"model.layers.{layer}.{place}.experts", f"blk.{layer}.ffn_"
+        found[f"{to}.gate_up_proj"] = gates_of_experts(header, at)
         found[f"{to}.down_proj"] = Recipe((f"{at}down_exps.weight",))
     return found
+
+
+def gates_of_experts(header: GgufHeader, at: str) -> Recipe:
+    """Files have them in one tensor, or the gates by themselves."""
+    if header.has(both := f"{at}gate_up_exps.weight"):
+        return Recipe((both,))
+    return Recipe((f"{at}gate_exps.weight", f"{at}up_exps.weight"), lambda parts: torch.cat(tuple(parts), dim=1))
 
 
 def halves(num_heads: int) -> Join:

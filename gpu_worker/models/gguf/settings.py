@@ -23,17 +23,8 @@ def rms(header: GgufHeader) -> dict[str, Any]:
     return {"rms_norm_eps": header.number("attention.layer_norm_rms_epsilon")}
 
 
-def inner_size(header: GgufHeader, part: str = "ffn_down", layer: int = 0) -> int:
-    return header.shape(f"blk.{layer}.{part}.weight")[-1]
-
-
 def experts(header: GgufHeader, layer: int = 0) -> dict[str, Any]:
-    """By the header, and by a layer that has experts."""
-    count, used = header.integer("expert_count"), header.integer("expert_used_count")
-    stored = header.shape(f"blk.{layer}.ffn_down_exps.weight")[0]
-    if count != stored or not 1 <= used <= count:
-        raise BadModel(f"{header.name}: {used} of {count} experts, and tensors of {stored}")
-    return {"num_local_experts": count, "num_experts_per_tok": used}
+    return dict(zip(("num_local_experts", "num_experts_per_tok"), header.experts(layer), strict=True))
 
 
 def check_gating(header: GgufHeader, known: int) -> None:

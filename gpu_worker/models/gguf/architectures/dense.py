@@ -8,7 +8,7 @@ from torch import Tensor
 
 from gpu_worker.models.gguf.header import GgufHeader
 from gpu_worker.models.gguf.recipes import LLAMA, Family, Join, Reader, Recipe, named_recipes, turned_as_llama
-from gpu_worker.models.gguf.settings import common, inner_size, rms
+from gpu_worker.models.gguf.settings import common, rms
 from octavo.request.errors import BadModel
 
 HUNYUAN = {**LLAMA, "attn_q_norm": "self_attn.query_layernorm", "attn_k_norm": "self_attn.key_layernorm"}
@@ -19,20 +19,20 @@ XIELU = ("alpha_p", "alpha_n", "beta", "eps")
 
 
 def _read_arcee(header: GgufHeader) -> Family:
-    config = common(header, "arcee", **rms(header), **_biases(header), intermediate_size=inner_size(header))
+    config = common(header, "arcee", **rms(header), **_biases(header), intermediate_size=header.inner_size())
     return Family(config, named_recipes(header, LLAMA, turned_as_llama(header)))
 
 
 def _read_hunyuan_dense(header: GgufHeader) -> Family:
     """Files have the base of positions as their scaling makes it."""
-    config = common(header, "hunyuan_v1_dense", **rms(header), **_biases(header), intermediate_size=inner_size(header))
+    config = common(header, "hunyuan_v1_dense", **rms(header), **_biases(header), intermediate_size=header.inner_size())
     return Family(config, named_recipes(header, HUNYUAN))
 
 
 def _read_nemotron(header: GgufHeader) -> Family:
     """Files have the norms' weights as they multiply, with the 1 that is added to them."""
     header.get("attention.layer_norm_rms_epsilon")  # what some files call its norms' beside
-    config = common(header, "nemotron", **_biases(header), intermediate_size=inner_size(header))
+    config = common(header, "nemotron", **_biases(header), intermediate_size=header.inner_size())
     config |= {"norm_eps": header.number("attention.layer_norm_epsilon")}
     norms = [stored for stored in (*LLAMA, "output_norm") if stored.endswith("norm")]
     return Family(
@@ -41,14 +41,14 @@ def _read_nemotron(header: GgufHeader) -> Family:
 
 
 def _read_olmo(header: GgufHeader) -> Family:
-    config = common(header, "olmo", **_biases(header), intermediate_size=inner_size(header))
+    config = common(header, "olmo", **_biases(header), intermediate_size=header.inner_size())
     config |= {"clip_qkv": header.number("attention.clamp_kqv", 0.0) or None}
     return Family(config, named_recipes(header, LLAMA, turned_as_llama(header)))
 
 
 def _read_apertus(header: GgufHeader) -> Family:
     """The numbers of its activation, four for each layer, are settings of files and tensors of models."""
-    config = common(header, "apertus", **rms(header), **_biases(header), intermediate_size=inner_size(header))
+    config = common(header, "apertus", **rms(header), **_biases(header), intermediate_size=header.inner_size())
     recipes = named_recipes(header, APERTUS)
     for name in XIELU:
         values = header.file.metadata.get(f"xielu.{name}")
@@ -62,13 +62,13 @@ def _read_apertus(header: GgufHeader) -> Family:
 
 
 def _read_jais2(header: GgufHeader) -> Family:
-    config = common(header, "jais2", **_biases(header), intermediate_size=inner_size(header))
+    config = common(header, "jais2", **_biases(header), intermediate_size=header.inner_size())
     config |= {"layer_norm_eps": header.number("attention.layer_norm_epsilon")}
     return Family(config, named_recipes(header, LLAMA))
 
 
 def _read_phi2(header: GgufHeader) -> Family:
-    config = common(header, "phi", intermediate_size=inner_size(header))
+    config = common(header, "phi", intermediate_size=header.inner_size())
     config |= {"layer_norm_eps": header.number("attention.layer_norm_epsilon")}
     outer = {"token_embd": "model.embed_tokens", "output_norm": "model.final_layernorm", "output": "lm_head"}
     return Family(config, named_recipes(header, PHI, outer=outer))
@@ -77,7 +77,7 @@ def _read_phi2(header: GgufHeader) -> Family:
 def _read_gptneox(header: GgufHeader) -> Family:
     """Files have queries, keys and values of all heads, models have those of a head together."""
     parallel = header.get("use_parallel_residual")
-    config = common(header, "gpt_neox", intermediate_size=inner_size(header)) | {
+    config = common(header, "gpt_neox", intermediate_size=header.inner_size()) | {
         "layer_norm_eps": header.number("attention.layer_norm_epsilon"),
         "use_parallel_residual": parallel is not False,
         "attention_bias": header.has("blk.0.attn_qkv.bias"),

@@ -19,7 +19,6 @@ from gpu_worker.models.gguf.settings import (
     corrections,
     drafting_layers,
     experts,
-    inner_size,
     rms,
     unused_layers,
     without_positions,
@@ -46,7 +45,7 @@ def _read_deepseek2(header: GgufHeader) -> Family:
     first = min(header.integer("leading_dense_block_count", 0), header.layers)
     config = _sizes(header) | {
         "rope_parameters": _default(header) | scaling(header, header.context),
-        "intermediate_size": inner_size(header) if first else header.hidden,
+        "intermediate_size": header.inner_size() if first else header.hidden,
         "first_k_dense_replace": first,
         "num_nextn_predict_layers": 0,
         "attention_bias": header.has("blk.0.attn_kv_a_mqa.bias"),
@@ -54,7 +53,7 @@ def _read_deepseek2(header: GgufHeader) -> Family:
     mixed = range(first, header.layers)
     config |= _mixture(header, first) if mixed else {"model_type": "deepseek_v3"}
     recipes = named_recipes(header, INNER | SHARED | {"ffn_gate_inp": "mlp.gate"}) | _expansions(header)
-    recipes |= expert_recipes(header, "mlp.experts", mixed)
+    recipes |= expert_recipes(header, "mlp", mixed)
     if config["model_type"] == "deepseek_v3":
         recipes |= corrections(header, first)
     return Family(config, recipes, _halves_beside_wholes(header) | unused_layers(header, drafting))
@@ -70,7 +69,7 @@ def _read_minicpm3(header: GgufHeader) -> Family:
         found = {key: read_tensor(header.file, name).flatten().tolist() for key, name in factors.items()}
         rope |= {"rope_type": "longrope", "original_max_position_embeddings": header.context, **found}
     config = _sizes(header) | MINICPM3_SCALES
-    config |= {"model_type": "minicpm3", "rope_parameters": rope, "intermediate_size": inner_size(header)}
+    config |= {"model_type": "minicpm3", "rope_parameters": rope, "intermediate_size": header.inner_size()}
     return Family(config, named_recipes(header, INNER), frozenset(factors.values()))
 
 
@@ -119,8 +118,8 @@ def _mixture(header: GgufHeader, first: int) -> dict[str, Any]:
             f"({header.arch}.expert_gating_func, expert_weights_norm)"
         )
     groups = header.integer("expert_group_count", 1)
-    inner, count = inner_size(header, "ffn_down_exps", first), header.integer("expert_shared_count")
-    if (shared := inner_size(header, "ffn_down_shexp", first)) != count * inner:
+    inner, count = header.inner_size("ffn_down_exps", first), header.integer("expert_shared_count")
+    if (shared := header.inner_size("ffn_down_shexp", first)) != count * inner:
         raise BadModel(f"{header.name}: the {count} experts that all tokens ask have {shared} rows together")
     return experts(header, first) | {
         "model_type": "deepseek_v3" if gating == SIGMOID else "deepseek_v2",

@@ -13,7 +13,6 @@ from gpu_worker.models.gguf.settings import (
     corrections,
     drafting_layers,
     experts,
-    inner_size,
     rms,
 )
 from octavo.request.errors import BadModel
@@ -34,8 +33,8 @@ AFMOE = {
 def _read_hunyuan_moe(header: GgufHeader) -> Family:
     """Each layer has one expert that all tokens ask, as large as the others."""
     check_gating(header, SOFTMAX)
-    inner = inner_size(header, "ffn_down_exps")
-    if (shared := inner_size(header, "ffn_down_shexp")) != inner:
+    inner = header.inner_size("ffn_down_exps")
+    if (shared := header.inner_size("ffn_down_shexp")) != inner:
         raise BadModel(f"{header.name}: experts have {inner} rows, and the one that all tokens ask {shared}")
     config = common(header, "hunyuan_v1_moe", **rms(header), **experts(header), intermediate_size=inner)
     config |= {
@@ -45,7 +44,7 @@ def _read_hunyuan_moe(header: GgufHeader) -> Family:
     }
     shared_mlp = {f"ffn_{part}_shexp": f"mlp.shared_mlp.{part}_proj" for part in PARTS}
     recipes = named_recipes(header, HUNYUAN | shared_mlp | {"ffn_gate_inp": "mlp.gate.wg"})
-    return Family(config, recipes | expert_recipes(header, "mlp.experts"))
+    return Family(config, recipes | expert_recipes(header, "mlp"))
 
 
 def _read_ernie4_5_moe(header: GgufHeader) -> Family:
@@ -54,12 +53,12 @@ def _read_ernie4_5_moe(header: GgufHeader) -> Family:
     mixed = [layer for layer in range(header.layers) if layer >= first and step > 0 and (layer + 1) % step == 0]
     if not mixed:
         raise BadModel(f"{header.name}: no layer has experts ({header.arch}.leading_dense_block_count)")
-    found, inner = experts(header, mixed[0]), inner_size(header, "ffn_down_exps", mixed[0])
+    found, inner = experts(header, mixed[0]), header.inner_size("ffn_down_exps", mixed[0])
     shared = header.integer("expert_shared_count", 0)
-    if shared and (rows := inner_size(header, "ffn_down_shexp", mixed[0])) != shared * inner:
+    if shared and (rows := header.inner_size("ffn_down_shexp", mixed[0])) != shared * inner:
         raise BadModel(f"{header.name}: the {shared} experts that all tokens ask have {rows} rows together")
     config = common(header, "ernie4_5_moe", **rms(header)) | {
-        "intermediate_size": inner_size(header) if mixed[0] else inner,
+        "intermediate_size": header.inner_size() if mixed[0] else inner,
         "moe_num_experts": found["num_local_experts"],
         "moe_k": found["num_experts_per_tok"],
         "moe_intermediate_size": inner,
@@ -72,7 +71,7 @@ def _read_ernie4_5_moe(header: GgufHeader) -> Family:
     for layer in mixed:
         name = f"model.layers.{layer}.mlp.gate.moe_statics.e_score_correction_bias"
         recipes[name] = Recipe((f"blk.{layer}.exp_probs_b.bias",), lambda parts: parts[0].reshape(1, -1))
-    return Family(config, recipes | expert_recipes(header, "mlp.experts", mixed))
+    return Family(config, recipes | expert_recipes(header, "mlp", mixed))
 
 
 def _read_afmoe(header: GgufHeader) -> Family:
@@ -81,12 +80,12 @@ def _read_afmoe(header: GgufHeader) -> Family:
     if header.get("expert_weights_norm") is False:
         raise BadModel(f"{header.name}: its shares do not sum to one ({header.arch}.expert_weights_norm)")
     first, window = header.integer("leading_dense_block_count", 0), header.integer("attention.sliding_window", 0)
-    found, inner = experts(header, first), inner_size(header, "ffn_down_exps", first)
-    count, rows = header.integer("expert_shared_count"), inner_size(header, "ffn_down_shexp", first)
+    found, inner = experts(header, first), header.inner_size("ffn_down_exps", first)
+    count, rows = header.integer("expert_shared_count"), header.inner_size("ffn_down_shexp", first)
     if rows != count * inner:
         raise BadModel(f"{header.name}: the {count} experts that all tokens ask have {rows} rows together")
     config = common(header, "afmoe", **rms(header)) | {
-        "intermediate_size": inner_size(header) if first else inner,
+        "intermediate_size": header.inner_size() if first else inner,
         "moe_intermediate_size": inner,
         "num_dense_layers": first,
         "num_experts": found["num_local_experts"],
@@ -99,7 +98,7 @@ def _read_afmoe(header: GgufHeader) -> Family:
         "attention_bias": header.has("blk.0.attn_q.bias"),
     }
     mixed = range(first, header.layers)
-    recipes = named_recipes(header, AFMOE) | expert_recipes(header, "mlp.experts", mixed)
+    recipes = named_recipes(header, AFMOE) | expert_recipes(header, "mlp", mixed)
     return Family(config, recipes | corrections(header, first, "mlp.expert_bias"))
 
 
@@ -108,12 +107,12 @@ def _read_exaone_moe(header: GgufHeader) -> Family:
     drafting = drafting_layers(header)
     check_gating(header, SIGMOID)
     first, window = header.integer("leading_dense_block_count", 0), header.integer("attention.sliding_window")
-    found, inner = experts(header, first), inner_size(header, "ffn_down_exps", first)
-    count, rows = header.integer("expert_shared_count", 1), inner_size(header, "ffn_down_shexp", first)
+    found, inner = experts(header, first), header.inner_size("ffn_down_exps", first)
+    count, rows = header.integer("expert_shared_count", 1), header.inner_size("ffn_down_shexp", first)
     if rows != count * inner:
         raise BadModel(f"{header.name}: the {count} experts that all tokens ask have {rows} rows together")
     config = common(header, "exaone_moe", **rms(header)) | {
-        "intermediate_size": inner_size(header) if first else inner,
+        "intermediate_size": header.inner_size() if first else inner,
         "moe_intermediate_size": inner,
         "mlp_layer_types": ["dense"] * first + ["sparse"] * (header.layers - first),
         "num_experts": found["num_local_experts"],
