@@ -50,7 +50,7 @@ class ExpertMatrix(NamedTuple):
 
     stored: str
     first: int
-    count: int
+    num_rows: int
     columns: int
 
 
@@ -72,10 +72,10 @@ class RecipeSource:
     def get(self, name: str) -> Tensor:
         if name in self._experts:
             rows = self._experts[name]
-            kind, num_values = self._file.tensors[rows.stored].type, rows.count * rows.columns
+            kind, num_values = self._file.tensors[rows.stored].type, rows.num_rows * rows.columns
             values = dequantize(self._bytes(rows), kind, num_values)
             self._release(rows)
-            return torch.from_numpy(values).view(rows.count, rows.columns)
+            return torch.from_numpy(values).view(rows.num_rows, rows.columns)
         recipe = self._recipes[name]
         joined = recipe.join([read_tensor(self._file, part) for part in recipe.of])
         for part in recipe.of:
@@ -98,14 +98,14 @@ class RecipeSource:
 
     def shape(self, name: str) -> tuple[int, ...]:
         if name in self._experts:
-            return self._experts[name].count, self._experts[name].columns
+            return self._experts[name].num_rows, self._experts[name].columns
         shapes = [tuple(self._file.tensors[part].shape) for part in self._recipes[name].of]
         return (sum(shape[0] for shape in shapes), *shapes[0][1:])
 
     def blocks(self, name: str) -> Tensor:
         if name in self._experts:
             rows = self._experts[name]
-            blocks = held_blocks(self._bytes(rows), self._file.tensors[rows.stored].type).view(rows.count, -1)
+            blocks = held_blocks(self._bytes(rows), self._file.tensors[rows.stored].type).view(rows.num_rows, -1)
             self._release(rows)
             return blocks
         order, parts = self._order(name), []
@@ -123,12 +123,12 @@ class RecipeSource:
     def _bytes(self, rows: ExpertMatrix) -> memoryview:
         data = self._file.tensor_bytes(rows.stored)
         size = len(data) * rows.columns // torch.Size(self._file.tensors[rows.stored].shape).numel()
-        return data[rows.first * size : (rows.first + rows.count) * size]
+        return data[rows.first * size : (rows.first + rows.num_rows) * size]
 
     def _release(self, rows: ExpertMatrix) -> None:
         """Gives up the memory of a tensor after its last rows."""
         experts, of_each, _ = self._file.tensors[rows.stored].shape
-        if rows.first + rows.count == experts * of_each:
+        if rows.first + rows.num_rows == experts * of_each:
             self._file.release(rows.stored)
 
 

@@ -52,12 +52,12 @@ def _read_apertus(header: GgufHeader) -> Family:
     recipes = named_recipes(header, APERTUS)
     for name in XIELU:
         values = header.file.metadata.get(f"xielu.{name}")
-        values = [values] * header.layers if isinstance(values, float) else values
-        if not isinstance(values, list) or len(values) != header.layers:
+        numbers = [value for value in values if isinstance(value, float)] if isinstance(values, list) else []
+        if len(numbers) != header.layers:
             raise BadModel(f"{header.name}: xielu.{name} has no number for each layer")
-        for layer, value in enumerate(values):
+        for layer, value in enumerate(numbers):
             shape = (1,) if name.startswith("alpha") else ()
-            recipes[f"model.layers.{layer}.mlp.act_fn.{name}"] = Recipe((), _number(float(value), shape))
+            recipes[f"model.layers.{layer}.mlp.act_fn.{name}"] = Recipe((), _number(value, shape))
     return Family(config, recipes)
 
 
@@ -108,7 +108,8 @@ def _number(value: float, shape: tuple[int, ...]) -> Join:
 
 def _by_heads(heads: int) -> Join:
     def turn(parts: Sequence[Tensor]) -> Tensor:
-        return parts[0].unflatten(0, (3, heads, -1)).transpose(0, 1).flatten(0, 2)
+        rows = parts[0]
+        return rows.view(3, heads, -1, *rows.shape[1:]).transpose(0, 1).reshape(rows.shape)
 
     return turn
 
