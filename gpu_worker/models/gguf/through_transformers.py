@@ -80,6 +80,9 @@ def order_of_rows(recipe: Recipe, rows: int, columns: int) -> Tensor | None:
     if len(recipe.of) != 1:
         return None
     try:
+        probe = torch.empty(rows, columns, device="meta")
+        if recipe.join([probe]) is probe:
+            return torch.arange(rows)
         order = recipe.join([torch.arange(rows)[:, None]])
         places = recipe.join([torch.arange(columns).expand(rows, columns).contiguous()])
     except (RuntimeError, IndexError, BadModel):
