@@ -1,25 +1,19 @@
 """Layers of a model in torch whose matrices the extension multiplies with, in 3 to 8 bits; all else stays torch's."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from itertools import groupby
 from types import ModuleType
 
 import torch
 from torch import Tensor, nn
 
-from gpu_worker.models.checkpoint.weights import (
-    FLOATS,
-    BlockSource,
-    CheckpointReader,
-    MovedSource,
-    ProgressCallback,
-    WeightSource,
-)
+from gpu_worker.models.checkpoint.weights import FLOATS, BlockSource, MovedSource, ProgressCallback, WeightSource
+from gpu_worker.models.packed.layer_stacks import LayerStack, StackPacking
 from gpu_worker.models.packed.packed_experts import ExpertNames, PackedExperts, expert_names, expert_shapes, gate_of
 from gpu_worker.models.packed.packed_weights import NativeMatrix, PackedWeights, weights_of
-from gpu_worker.models.packed.packing import BLOCK, GROUP_ROWS, MatrixPacker
-from gpu_worker.models.packed.weight_memory import HugePageAllocator
+from gpu_worker.models.packed.packing import BLOCK, GROUP_ROWS
 from octavo.request.errors import BadModel
 
 # Parts of names of layers that choose experts: rounded, they would choose others.
@@ -69,13 +63,17 @@ class PackedEmbedding(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class LayerPacking:
-    """Which layers of a model in torch are packed, and how. `scheme` is one of packed_weights.SCHEMES."""
+    """Which layers of a model in torch are packed, and how. `scheme` is one of packed_weights.SCHEMES.
+
+    `get_packed` packs, or gets from a file what was packed.
+    """
 
     source: WeightSource
     dtype: torch.dtype
     scheme: str
     extension: ModuleType
     on_tensor: ProgressCallback
+    get_packed: Callable[[StackPacking], PackedWeights] = StackPacking.in_memory
 
     def shapes(self, model: nn.Module) -> dict[str, tuple[int, ...]]:
         """The tensors that are packed, by their names in the model: matrices, and stacks of those of experts."""
@@ -121,16 +119,18 @@ class LayerPacking:
 
     def pack(self, model: nn.Module, shapes: Mapping[str, tuple[int, ...]]) -> PackedWeights:
         """Replaces the layers of these weights, and an output projection that is the embedding."""
-        checkpoint = CheckpointReader(self.source, torch.float32, self.on_tensor)
-        memory = HugePageAllocator()
-        packer = MatrixPacker(self.extension, self.source, checkpoint, self.scheme, self.dtype, memory)
         outer = {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, nn.Embedding)}
-        rounded = MatrixPacker(self.extension, self.source, checkpoint, self._outer_scheme, self.dtype, memory)
-        packers = {name: rounded if name in outer else packer for name in shapes}
+        schemes = {name: self._outer_scheme if name in outer else self.scheme for name in shapes}
         plain = {name: shape for name, shape in shapes.items() if len(shape) != EXPERTS}
-        matrices = {name: packers[name].stack([name], [shape]) for name, shape in plain.items()}
-        for name in {name.rpartition(".")[0]: None for name in shapes if name not in plain}:
-            matrices |= self._pack_experts(model, name, packer)
+        stacks = {name: LayerStack([name], [shape], schemes[name]) for name, shape in plain.items()}
+        mixtures = {name.rpartition(".")[0]: None for name in shapes if name not in plain}
+        for name in mixtures:
+            stacks |= self._stacks_of_experts(name, model.get_submodule(name))
+        packing = StackPacking(stacks, self.source, self.dtype, self.scheme, self.extension, self.on_tensor)
+        packed = self.get_packed(packing)
+        matrices = {name: each for name, each in packed.tensors.items() if isinstance(each, NativeMatrix)}
+        for name in mixtures:
+            self._replace_experts(model, name, matrices)
         names = {id(weight): name for name, weight in model.named_parameters()}  # of a shared one the first
         for name, module in list(model.named_modules()):
             weight = module.get_parameter("weight") if _is_plain(name, module) else None
@@ -142,31 +142,38 @@ class LayerPacking:
         left = [name for name, weight in model.named_parameters(remove_duplicate=False) if name in shapes]
         if left:  # it has no numbers, as it was to be packed
             raise BadModel(f"{left[0]} is used in several places, and cannot be packed: say --quantization auto")
-        return PackedWeights(matrices, self.scheme)
+        return packed
 
-    def _pack_experts(self, model: nn.Module, name: str, packer: MatrixPacker) -> dict[str, NativeMatrix]:
-        """Replaces the experts of this name. Matrices that have the same inputs are one, if they are of one type."""
-        module = model.get_submodule(name)
-        names, hidden = self._experts(name, module, self.source.names()), module.get_parameter("down_proj").shape[1]
+    def _stacks_of_experts(self, name: str, module: nn.Module) -> dict[str, LayerStack]:
+        """By the names of their first matrices: matrices of an expert that have the same inputs are one, if they can."""
+        _, hidden, inner = module.get_parameter("down_proj").shape
+        names, found = self._names_of_experts(name, module), dict[str, LayerStack]()
+        for of_experts, shape in ((names.inner, (inner, hidden)), (names.outer, (hidden, inner))):
+            for some in (stack for parts in of_experts for stack in self._divided(parts)):
+                found[some[0]] = LayerStack(some, [shape] * len(some), self.scheme)
+        return found
+
+    def _names_of_experts(self, name: str, module: nn.Module) -> ExpertNames:
+        names = self._experts(name, module, self.source.names())
         if names is None:
             raise BadModel(f"the matrices of {name} changed while they were read")
-        found: dict[str, NativeMatrix] = {}
+        return names
 
-        def packed(of_experts: list[list[str]], rows: int, columns: int) -> list[list[NativeMatrix]]:
-            made = []
-            for parts in of_experts:
-                stacks = {
-                    stack[0]: packer.stack(stack, [(rows, columns)] * len(stack)) for stack in packer.split(parts)
-                }
-                found.update(stacks)
-                made.append(list(stacks.values()))
-            return made
+    def _divided(self, names: list[str]) -> Iterable[list[str]]:
+        """The matrices by those that can be one: neighbours of one type."""
+        if weights_of(self.scheme) in ("q8", "q4") or not isinstance(self.source, BlockSource):
+            return [names]
+        return [list(some) for _, some in groupby(names, self.source.block_format)]
 
-        inner = int(module.get_parameter("down_proj").shape[2])
-        first, last = packed(names.inner, inner, hidden), packed(names.outer, hidden, inner)
+    def _replace_experts(self, model: nn.Module, name: str, matrices: Mapping[str, NativeMatrix]) -> None:
+        module = model.get_submodule(name)
+        names = self._names_of_experts(name, module)
+        first, last = (
+            [[matrices[part] for part in parts if part in matrices] for parts in of_experts]
+            for of_experts in (names.inner, names.outer)
+        )
         parent, _, own = name.rpartition(".")
         setattr(model.get_submodule(parent), own, PackedExperts(first, last, gate_of(module), self.extension))
-        return found
 
 
 def _is_plain(name: str, module: nn.Module) -> bool:
