@@ -145,7 +145,7 @@ class LayerPacking:
         return packed
 
     def _stacks_of_experts(self, name: str, module: nn.Module) -> dict[str, LayerStack]:
-        """By the names of their first matrices: matrices of an expert that have the same inputs are one, if they can."""
+        """By the names of their first matrices: those of an expert that have the same inputs are one, if they can."""
         _, hidden, inner = module.get_parameter("down_proj").shape
         names, found = self._names_of_experts(name, module), dict[str, LayerStack]()
         for of_experts, shape in ((names.inner, (inner, hidden)), (names.outer, (hidden, inner))):
