@@ -20,7 +20,7 @@ THROUGH_TRANSFORMERS = (
     *("gemma3n", "gemma4", "glm4", "gptneox", "granite", "granitemoe", "hunyuan-dense", "hunyuan-moe", "jais2"),
     *("minicpm3", "nemotron", "olmo", "olmo2", "phi2", "stablelm", "starcoder2"),
     # with recurrent layers
-    *("falcon-h1", "granitehybrid", "jamba", "lfm2", "lfm2moe", "qwen35", "qwen35moe", "qwen3next"),
+    *("falcon-h1", "granitehybrid", "jamba", "lfm2", "lfm2moe", "mamba", "mamba2", "qwen35", "qwen35moe", "qwen3next"),
 )
 ARCHITECTURES = (*OWN, *THROUGH_TRANSFORMERS)
 WITH_EXPERTS = (

@@ -19,6 +19,7 @@ SHAPED_BY_LAYER = ("gemma4",)  # whose layers have keys of several shapes
 COUNTED_BY_LAYER = (*SHAPED_BY_LAYER, "granitehybrid", "jamba", "lfm2", "lfm2moe")  # some of which may have no keys
 LATENT = ("deepseek2", "minicpm3")  # whose pages hold one vector for all heads
 FUSED = ("gptneox",)  # whose models have queries, keys and values in one tensor
+WITHOUT_KEYS = ("mamba", "mamba2")  # whose files say that they have no heads
 GATED = ("qwen35", "qwen35moe", "qwen3next")  # each head of their queries has a gate of its size
 HARMLESS_ENDS = ("expert_shared_feed_forward_length", "rope.scaling.finetuned", "tensor_data_layout")
 
@@ -77,14 +78,15 @@ class GgufHeader(GgufSettings):
         self.layers = self.integer("block_count")
         self.hidden = self.integer("embedding_length")
         self.heads = self.integer("attention.head_count")
-        if not 1 <= self.layers <= len(file.tensors) or not 1 <= self.heads <= self.hidden:
+        fewest = 0 if arch in WITHOUT_KEYS else 1
+        if not 1 <= self.layers <= len(file.tensors) or not fewest <= self.heads <= self.hidden:
             raise BadModel(f"{self.name}: {self.heads} heads, {self.layers} layers in {len(file.tensors)} tensors")
         attending = (layer for layer in range(self.layers) if self.has(f"blk.{layer}.attn_k.weight"))
         self.first_attending = next(attending, 0)  # others have recurrent layers before it
         self.kv_head_counts, self.head_dims = self._shapes()  # by layer
         self.kv_heads, self.head_dim = self.kv_head_counts[self.first_attending], self.head_dims[0]
         self.context = self.integer("context_length")
-        if self.kv_heads < 1:
+        if self.kv_heads < fewest:
             raise BadModel(f"{self.name}: {self._full('attention.head_count_kv')} is {self.kv_heads}")
         self._check_sizes()
 
@@ -114,7 +116,7 @@ class GgufHeader(GgufSettings):
         expected: dict[str, tuple[int | None, int]] = {"token_embd.weight": (None, self.hidden)}
         if self.arch in LATENT:
             expected[f"{at}.attn_kv_a_mqa.weight"] = (None, self.hidden)
-        else:
+        elif self.arch not in WITHOUT_KEYS:
             expected |= {f"{at}.{part}.weight": (count * self.head_dim, self.hidden) for part, count in heads.items()}
         for tensor, (rows, columns) in expected.items():
             found = self.shape(tensor)
@@ -125,7 +127,7 @@ class GgufHeader(GgufSettings):
 
     def _shapes(self) -> tuple[list[int], list[int]]:
         """How many heads the keys of each layer have, and of what size."""
-        size = self.integer("attention.key_length", self.hidden // self.heads)
+        size = self.integer("attention.key_length", self.hidden // max(1, self.heads))
         counts = self.get("attention.head_count_kv")
         if self.arch not in COUNTED_BY_LAYER or not isinstance(counts, list):
             counts = [self.integer("attention.head_count_kv", self.heads)] * self.layers
