@@ -36,10 +36,10 @@ from gpu_worker.models.decoders.ranks.gpt_team import GptTeam
 from gpu_worker.models.decoders.ranks.place import RankPlace
 from gpu_worker.models.fingerprint import CONTENT_FILES, PICTURE_FILES, model_fingerprint
 from gpu_worker.models.gguf import through_transformers
-from gpu_worker.models.gguf.experts import ExpertGgufSource, has_experts
+from gpu_worker.models.gguf.experts import source_of
 from gpu_worker.models.gguf.families import read_family
 from gpu_worker.models.gguf.header import GgufHeader
-from gpu_worker.models.gguf.tensors import GgufSource, architecture, read_config
+from gpu_worker.models.gguf.tensors import architecture
 from gpu_worker.models.load_options import KEPT_SCHEMES, LoadOptions
 from gpu_worker.models.model_kind import (
     PICTURES,
@@ -186,12 +186,7 @@ def _load_gguf(name: str, path: Path, how: LoadOptions) -> LoadedModel:
 
 
 def _gguf_decoder(name: str, file: GgufFile, dtype: torch.dtype, how: LoadOptions) -> Decoder:
-    source: GgufSource | ExpertGgufSource
-    if has_experts(file):
-        source = ExpertGgufSource(file)
-        content = source.config
-    else:
-        content, source = read_config(file), GgufSource(file)
+    content, source = source_of(file)
     config = llama.with_stored_parts(LlamaConfig.from_dict(content).limited_to(how.context_tokens), source.names())
     if how.native(config):
         return _native(name, source, config, dtype, how, file.paths, [])
@@ -396,7 +391,7 @@ def _native(
     packed = packed or packing.in_memory()
     if how.quantization.endswith(A8) and not packed.rounds_to_8_bits():
         raise _without_8_bits(how)
-    return NativeLlamaDecoder(config, packed, extension, how.place)
+    return NativeLlamaDecoder(config.rounded_to(dtype), packed, extension, how.place)
 
 
 def _without_8_bits(how: LoadOptions) -> InvalidArgument:

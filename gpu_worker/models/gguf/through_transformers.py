@@ -25,18 +25,23 @@ def prepare(
 
     BadModel if the file lacks a tensor of the model, or has one too many.
     """
-    used = {name for recipe in family.recipes.values() for name in recipe.of}
-    if lacking := sorted(used - set(file.tensors)):
-        raise BadModel(f"{file.path.name} has no tensor {lacking[0]!r}")
-    if left := sorted(set(file.tensors) - used - family.unused - {ROPE_FACTORS}):
-        some = f"{', '.join(left[:5])}{' …' if len(left) > 5 else ''}"
-        raise BadModel(f"{len(left)} tensors of {file.path.name} have no place in the model: {some}")
+    check_tensors(file, family)
     wanted = {name: recipe for name, recipe in family.recipes.items() if name not in left_out}
     source, tensors = RecipeSource(file, family), dict[str, Tensor]()
     for name in wanted:
         tensors[name] = source.get(name).to(dtype).contiguous()
         on_tensor(len(tensors), len(wanted))
     return tensors
+
+
+def check_tensors(file: GgufFile, family: Family) -> None:
+    """BadModel if the file lacks a tensor that the recipes name, or has one too many."""
+    used = {name for recipe in family.recipes.values() for name in recipe.of}
+    if lacking := sorted(used - set(file.tensors)):
+        raise BadModel(f"{file.path.name} has no tensor {lacking[0]!r}")
+    if left := sorted(set(file.tensors) - used - family.unused - {ROPE_FACTORS}):
+        some = f"{', '.join(left[:5])}{' …' if len(left) > 5 else ''}"
+        raise BadModel(f"{len(left)} tensors of {file.path.name} have no place in the model: {some}")
 
 
 class RecipeSource:
@@ -50,6 +55,8 @@ class RecipeSource:
         return set(self._recipes)
 
     def get(self, name: str) -> Tensor:
+        if name not in self._recipes:
+            raise BadModel(f"{self._file.path.name} has nothing to make {name!r} of")
         recipe = self._recipes[name]
         joined = recipe.join([read_tensor(self._file, part) for part in recipe.of])
         for part in recipe.of:
