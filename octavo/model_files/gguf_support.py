@@ -9,6 +9,7 @@ from octavo.model_files.gguf_metadata import Metadata
 # Architectures whose rotary embedding pairs neighbouring rows of queries and keys, while ours pairs halves: llama.cpp's
 # converter interleaves the rows, and ERNIE has them so already. With its rows in our order, ERNIE is a Llama.
 INTERLEAVED = ("llama", "mistral3", "smollm3", "ernie4_5")
+PAIRED_ADAPTERS = (*INTERLEAVED, "granite")  # whose rows of queries and keys come in pairs in adapters
 # Those that octavo's own decoders run. The tensors of AS_TRANSFORMERS are named as Transformers has them in memory.
 AS_TRANSFORMERS = ("exaone4", "gemma", "gemma2", "gemma3", "granite", "olmo2")
 OWN = (

@@ -75,10 +75,10 @@ struct Experts {
 struct LlamaLayer {
     TensorRef input_norm, mlp_norm;        // [hidden]; not given: products take the states as they are
     TensorRef attended_norm, output_norm;  // [hidden], of what attention and MLP give, with post_norms
-    Stack qkv;                       // [(heads + 2 kv_heads) head_dim, hidden]
-    Stack out;                       // [hidden, heads head_dim]
-    Stack gate_up;                   // [2 inner, hidden]
-    Stack down;                      // [hidden, inner]
+    Stack qkv;                             // [(heads + 2 kv_heads) head_dim, hidden]
+    Stack out;                             // [hidden, heads head_dim]
+    Stack gate_up;                         // [2 inner, hidden]
+    Stack down;                            // [hidden, inner]
     TensorRef qkv_bias, out_bias, gate_up_bias, down_bias;
     TensorRef q_norm, k_norm;  // [head_dim], or of all heads together
     TensorRef sinks;           // [heads]: scores without values that take part in the softmax
@@ -86,7 +86,7 @@ struct LlamaLayer {
     BlockSparse sparse;
     bool rotated = true;
     TensorRef cos, sin;  // the layer's own angles, as wide as the model's; not given: those
-    Experts experts;  // in the place of gate_up and down
+    Experts experts;     // in the place of gate_up and down
 };
 
 // What an adapter adds to a stack's products of x: y[first + row] += sum over k of b[k, row] * (scale * a[k] . x).

@@ -131,7 +131,9 @@ class LlamaConfig:
             raise BadModel(f"config.json: {num_heads} heads do not share {num_kv_heads} key-value heads")
         windows = tuple(_window(config, layer) for layer in range(num_layers))
         family = config.get("model_type")
-        far, near = (each and RopeParameters.from_config(each, head_dim) for each in rope.far_and_near(config))
+        far_config, near_config = rope.far_and_near(config)
+        far = RopeParameters.from_config(far_config, head_dim)
+        near = RopeParameters.from_config(near_config, head_dim) if near_config else None
         return cls(
             vocab_size=int(config["vocab_size"]),
             hidden_size=int(config["hidden_size"]),

@@ -83,11 +83,10 @@ class NativeLlamaDecoder(OwnDecoder):
         super().__init__(config)
         self.config = config
         self._extension = extension
-        cos, sin = self.rope = config.rope.table(config.context_tokens)
-        self._near = {}
-        if config.near_rope is not None:
-            self._near = dict(zip(("cos", "sin"), config.near_rope.table(config.context_tokens), strict=True))
-            self.rope += tuple(self._near.values())
+        cos, sin = config.rope.table(config.context_tokens)
+        near = () if config.near_rope is None else config.near_rope.table(config.context_tokens)
+        self._near = dict(zip(("cos", "sin"), near, strict=False))
+        self.rope = (cos, sin, *near)
         sizes = {
             "vocab": config.vocab_size,
             "hidden": config.hidden_size,
