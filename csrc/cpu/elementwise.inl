@@ -71,43 +71,15 @@ void rms_norm(const float* x, const float* weight, float eps, std::int64_t count
 
 inline F8 silu8(F8 x) { return div8(x, add8(set8(1.0F), exp8(sub8(zero8(), x)))); }
 
-// x / (1 + e^-2u), u = sqrt(2 / pi) (x + 0.044715 x^3)
-inline F8 gelu8(F8 x) {
-    const F8 cubic = fma8(mul8(mul8(x, x), x), set8(0.044715F), x);
-    return div8(x, add8(set8(1.0F), exp8(mul8(cubic, set8(-1.59576912F)))));
-}
-
-template <F8 (*kActivation)(F8)>
-inline void gated(const float* gate, const float* up, std::int64_t count, float* out) {
-    std::int64_t i = 0;
-    for (; i + 8 <= count; i += 8) {
-        store8(out + i, mul8(kActivation(load8(gate + i)), load8(up + i)));
-    }
-    if (i < count) {
-        float rest[8];
-        store8(rest, mul8(kActivation(load8_some(gate + i, count - i)), load8_some(up + i, count - i)));
-        std::memcpy(out + i, rest, static_cast<std::size_t>(count - i) * 4);
-    }
-}
-
 void silu_mul(const float* gate, const float* up, std::int64_t count, float* out) {
-    gated<silu8>(gate, up, count, out);
-}
-
-void gelu_mul(const float* gate, const float* up, std::int64_t count, float* out) {
-    gated<gelu8>(gate, up, count, out);
-}
-
-void soft_cap(float* x, float cap, std::int64_t count) {
-    const F8 by = set8(cap);
     std::int64_t i = 0;
     for (; i + 8 <= count; i += 8) {
-        store8(x + i, mul8(tanh8(div8(load8(x + i), by)), by));
+        store8(out + i, mul8(silu8(load8(gate + i)), load8(up + i)));
     }
     if (i < count) {
         float rest[8];
-        store8(rest, mul8(tanh8(div8(load8_some(x + i, count - i), by)), by));
-        std::memcpy(x + i, rest, static_cast<std::size_t>(count - i) * 4);
+        store8(rest, mul8(silu8(load8_some(gate + i, count - i)), load8_some(up + i, count - i)));
+        std::memcpy(out + i, rest, static_cast<std::size_t>(count - i) * 4);
     }
 }
 

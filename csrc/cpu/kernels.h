@@ -149,8 +149,6 @@ struct Kernels {
     void (*merge)(const AttentionJob& job, const AttentionItem& item, std::int64_t num_parts, std::int64_t part_floats);
     void (*rms_norm)(const float* x, const float* weight, float eps, std::int64_t count, float* out);
     void (*silu_mul)(const float* gate, const float* up, std::int64_t count, float* out);
-    void (*gelu_mul)(const float* gate, const float* up, std::int64_t count, float* out);  // GELU by tanh
-    void (*soft_cap)(float* x, float cap, std::int64_t count);                             // cap * tanh(x / cap)
     // gate, at most `limit`, times sigmoid(alpha * gate), times one more than `up`, which lies within +- limit.
     void (*clamped_swiglu)(const float* gate, const float* up, float alpha, float limit, std::int64_t count,
                            float* out);

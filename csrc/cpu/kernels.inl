@@ -49,9 +49,9 @@ namespace {
 
 const Kernels* OCTAVO_TABLE() {
     static constexpr Kernels kTable = {
-        OCTAVO_ISA,     linear,   linear_scratch, division, to_digits,    to_bf16_blocks, weight_row,     attend,
-        attend_scratch, merge,    rms_norm,       silu_mul, gelu_mul,     soft_cap,       clamped_swiglu, write_slot,
-        rotate,         to_float, from_float,     argmax,   add_low_rank, recur,          recur_lines,
+        OCTAVO_ISA, linear,         linear_scratch, division, to_digits,    to_bf16_blocks, weight_row,
+        attend,     attend_scratch, merge,          rms_norm, silu_mul,     clamped_swiglu, write_slot,
+        rotate,     to_float,       from_float,     argmax,   add_low_rank, recur,          recur_lines,
     };
     return &kTable;
 }

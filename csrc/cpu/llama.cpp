@@ -4,6 +4,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include "activations.h"
 #include "llama_run.h"
 #include "octavo/lora_room.h"
 
@@ -164,7 +165,6 @@ void Llama::linear_logits(const TensorRef& out, const TensorRef& hidden) const {
     if (sizes_.logit_cap == 0 && sizes_.logit_divisor == 1.0F) {
         return;
     }
-    const Kernels& k = kernels();
     const std::int64_t cols = out.shape[1], pieces = (cols + kPiece - 1) / kPiece;
     Pool::instance().run([&](PoolThread& thread) {
         thread.each(out.shape[0] * pieces, [&](std::int64_t i) {
@@ -174,7 +174,7 @@ void Llama::linear_logits(const TensorRef& out, const TensorRef& hidden) const {
                 some[j] /= sizes_.logit_divisor;
             }
             if (sizes_.logit_cap > 0) {
-                k.soft_cap(some, sizes_.logit_cap, count);
+                soft_cap(some, sizes_.logit_cap, count);
             }
         });
     });

@@ -5,6 +5,7 @@
 #include <initializer_list>
 #include <vector>
 
+#include "activations.h"
 #include "buffer.h"
 #include "experts.h"
 #include "linear.h"
@@ -386,7 +387,7 @@ class Llama::Run {
             const std::int64_t t = i / pieces, from = i % pieces * kPiece;
             const std::int64_t count = own - from < kPiece ? own - from : kPiece;
             const float* gate = gate_up_ + t * gate_up_row() + from;
-            (s_.gelu ? k_.gelu_mul : k_.silu_mul)(gate, gate + own, count, inner_ + t * s_.inner + first + from);
+            (s_.gelu ? gelu_mul : k_.silu_mul)(gate, gate + own, count, inner_ + t * s_.inner + first + from);
             if (share_.team == nullptr) {
                 round_inputs(next.front(), inner_ + t * s_.inner, t, from, count, inputs_);
             }

@@ -59,9 +59,3 @@ inline F8 exp8(F8 x) {
     p = add8(fma8(p, mul8(r, r), r), set8(1.0F));
     return mul8(p, exponent8(n));
 }
-
-// tanh(x) = 1 - 2 / (e^2x + 1)
-inline F8 tanh8(F8 x) {
-    const F8 e = exp8(mul8(x, set8(2.0F)));
-    return sub8(set8(1.0F), div8(set8(2.0F), add8(e, set8(1.0F))));
-}

@@ -1,5 +1,11 @@
 // Makes weights of products of queries and keys.
 
+// tanh(x) = 1 - 2 / (e^2x + 1)
+inline F8 tanh8(F8 x) {
+    const F8 e = exp8(mul8(x, set8(2.0F)));
+    return sub8(set8(1.0F), div8(set8(2.0F), add8(e, set8(1.0F))));
+}
+
 // What products are multiplied with to become scores, or what the cap takes the tanh of.
 inline float score_factor(const AttentionJob& job, std::int64_t kv_head) {
     const KvPages& pages = job.kv;
