@@ -17,9 +17,7 @@ OWN = (
     *("qwen2moe", "qwen3", "qwen3moe", "seed_oss"),
 )
 # Those that are decoded, and run by the code of Transformers.
-THROUGH_TRANSFORMERS = (
-    *("command-r", "cohere2", "gemma3n", "gemma4", "glm4", "granitemoe", "stablelm", "starcoder2"),
-)
+THROUGH_TRANSFORMERS = (*("command-r", "cohere2", "gemma3n", "gemma4", "glm4", "granitemoe", "stablelm", "starcoder2"),)
 ARCHITECTURES = (*OWN, *THROUGH_TRANSFORMERS)
 WITH_EXPERTS = (
     *("llama", "dots1", "gemma4", "glm4moe", "gpt-oss", "granitemoe", "minimax-m2", "olmoe", "qwen2moe", "qwen3moe"),

@@ -89,7 +89,7 @@ def test_norms_scales_and_angles_that_do_not_fit_are_refused_by_name(extension: 
                 **arguments | {"sizes": arguments["sizes"] | sizes, "layers": [arguments["layers"][0] | layer]}
             )
     layer = {name: part for name, part in arguments["layers"][0].items() if name not in ("input_norm", "mlp_norm")}
-    with pytest.raises(ValueError, match="^input_norm"):
+    with pytest.raises(ValueError, match=r"^input_norm"):
         extension.Llama(**arguments | {"layers": [layer]})
     extension.Llama(**arguments | {"sizes": arguments["sizes"] | normed, "layers": [layer | after]})
 

@@ -15,8 +15,10 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "gemma": _GEMMA,
     "gemma2": {
         **_GEMMA,
-        **{"query_pre_attn_scalar": 256, "sliding_window": 4096},
-        **{"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
+        "query_pre_attn_scalar": 256,
+        "sliding_window": 4096,
+        "attn_logit_softcapping": 50.0,
+        "final_logit_softcapping": 30.0,
     },
     "gemma3_text": {**_GEMMA, "query_pre_attn_scalar": 256, "sliding_window": 4096},
     "glm4_moe": {"partial_rotary_factor": 0.5, "first_k_dense_replace": 1},

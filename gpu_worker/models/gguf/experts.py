@@ -16,8 +16,8 @@ from gpu_worker.models.gguf.recipes import Join, Recipe
 from gpu_worker.models.gguf.tensors import KERNELS, ROPE_FACTORS, GgufSource, architecture, dequantize, read_config
 from gpu_worker.models.gguf.through_transformers import RecipeSource, check_tensors, rope_factors
 from octavo.model_files.gguf import GgufFile, TensorInfo, TensorType
-from octavo.model_files.gguf_support import FLOATS as FLOAT_TYPES
 from octavo.model_files.gguf_support import AS_TRANSFORMERS, end_token_ids
+from octavo.model_files.gguf_support import FLOATS as FLOAT_TYPES
 from octavo.request.errors import BadModel
 
 PARTS = ("gate", "up", "down")

@@ -121,7 +121,7 @@ class Tiny:
 
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Tiny]:
-    """Tiny models by name, each made once: those of CONFIGS and of transformers_types, or with a configuration and fields."""
+    """Tiny models by name, each made once: of CONFIGS and transformers_types, or with a configuration and fields."""
     directory = tmp_path_factory.mktemp("models")
     known, made = CONFIGS | TYPES | DENSE | MIXTURES, dict[str, Tiny]()
 
