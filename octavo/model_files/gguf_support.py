@@ -17,10 +17,15 @@ OWN = (
     *("qwen2moe", "qwen3", "qwen3moe", "seed_oss"),
 )
 # Those that are decoded, and run by the code of Transformers.
-THROUGH_TRANSFORMERS = (*("command-r", "cohere2", "gemma3n", "gemma4", "glm4", "granitemoe", "stablelm", "starcoder2"),)
+THROUGH_TRANSFORMERS = (
+    *("command-r", "cohere2", "gemma3n", "gemma4", "glm4", "granitemoe", "stablelm", "starcoder2"),
+    # with recurrent layers
+    *("falcon-h1", "granitehybrid", "jamba", "lfm2", "lfm2moe", "qwen35", "qwen35moe", "qwen3next"),
+)
 ARCHITECTURES = (*OWN, *THROUGH_TRANSFORMERS)
 WITH_EXPERTS = (
     *("llama", "dots1", "gemma4", "glm4moe", "gpt-oss", "granitemoe", "minimax-m2", "olmoe", "qwen2moe", "qwen3moe"),
+    *("granitehybrid", "jamba", "lfm2moe", "qwen35moe", "qwen3next"),
 )
 
 FLOATS = (TensorType.F32, TensorType.F16, TensorType.BF16)

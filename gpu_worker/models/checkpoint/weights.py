@@ -42,6 +42,15 @@ class BlockSource(WeightSource, Protocol):
         ...
 
 
+@runtime_checkable
+class MovedSource(WeightSource, Protocol):
+    """A source whose matrices may have their columns in another order than those of the model."""
+
+    def columns(self, name: str) -> Tensor | None:
+        """Where the columns of the model's matrix are among those of `get`; None: in their places."""
+        ...
+
+
 class SafetensorsSource:
     """The *.safetensors files of a directory, memory-mapped: one file, or the shards that an index lists.
 

@@ -7,7 +7,14 @@ from types import ModuleType
 import torch
 from torch import Tensor, nn
 
-from gpu_worker.models.checkpoint.weights import FLOATS, BlockSource, CheckpointReader, ProgressCallback, WeightSource
+from gpu_worker.models.checkpoint.weights import (
+    FLOATS,
+    BlockSource,
+    CheckpointReader,
+    MovedSource,
+    ProgressCallback,
+    WeightSource,
+)
 from gpu_worker.models.packed.packed_weights import NativeMatrix, PackedWeights, weights_of
 from gpu_worker.models.packed.packing import BLOCK, GROUP_ROWS, MatrixPacker
 from gpu_worker.models.packed.weight_memory import HugePageAllocator
@@ -15,20 +22,26 @@ from octavo.request.errors import BadModel
 
 # Parts of names of layers that choose experts: rounded, they would choose others.
 CHOOSING = frozenset(("gate", "router", "shared_expert_gate", "wg", "gating"))
+READ_BY_MODELS = frozenset(("dt_proj",))  # of layers whose matrix a model's code multiplies with itself (Mamba 1)
 
 
 class PackedLinear(nn.Module):
-    """In the place of a linear layer."""
+    """In the place of a linear layer. `inputs` are where those of the matrix come from among those of the layer."""
 
-    def __init__(self, matrix: NativeMatrix, bias: Tensor | None, extension: ModuleType) -> None:
+    def __init__(
+        self, matrix: NativeMatrix, bias: Tensor | None, extension: ModuleType, inputs: Tensor | None = None
+    ) -> None:
         super().__init__()
         self.out_features, self.in_features = matrix.weight.rows, matrix.weight.cols
         self.matrix = matrix
         self._bias = None if bias is None else bias.detach().float()
+        self._inputs = inputs
         self._extension = extension
 
     def forward(self, x: Tensor) -> Tensor:
         rows = x.reshape(-1, self.in_features).float().contiguous()
+        if self._inputs is not None:
+            rows = rows[:, self._inputs]
         out = torch.empty((len(rows), self.out_features))
         self._extension.linear(out, rows, self.matrix.weight, self._bias)
         return out.to(x.dtype).view(*x.shape[:-1], self.out_features)
@@ -82,6 +95,12 @@ class LayerPacking:
             return True
         return isinstance(self.source, BlockSource) and self.source.block_format(weight) != FLOATS
 
+    def _moved_inputs(self, weight: str) -> Tensor | None:
+        if not isinstance(self.source, MovedSource) or weight not in self.source.names():  # it is the embedding's
+            return None
+        columns = self.source.columns(weight)
+        return None if columns is None else columns.argsort()
+
     def pack(self, model: nn.Module, shapes: Mapping[str, tuple[int, ...]]) -> PackedWeights:
         """Replaces the layers of these weights, and an output projection that is the embedding."""
         checkpoint = CheckpointReader(self.source, torch.float32, self.on_tensor)
@@ -97,7 +116,8 @@ class LayerPacking:
             matrix = matrices.get(f"{name}.weight") or matrices.get(names.get(id(weight), ""))
             if weight is not None and matrix is not None:
                 parent, _, own = name.rpartition(".")
-                setattr(model.get_submodule(parent), own, _packed(module, weight, matrix, self.extension))
+                inputs = self._moved_inputs(f"{name}.weight")
+                setattr(model.get_submodule(parent), own, _packed(module, weight, matrix, self.extension, inputs))
         left = [name for name, weight in model.named_parameters(remove_duplicate=False) if name in shapes]
         if left:  # it has no numbers, as it was to be packed
             raise BadModel(f"{left[0]} is used in several places, and cannot be packed: say --quantization auto")
@@ -107,12 +127,14 @@ class LayerPacking:
 def _is_plain(name: str, module: nn.Module) -> bool:
     """Whether the layer computes what its class says, and no more than that."""
     if type(module) is nn.Linear:
-        return CHOOSING.isdisjoint(name.split("."))
+        return (CHOOSING | READ_BY_MODELS).isdisjoint(name.split("."))
     return type(module) is nn.Embedding or type(module).__name__.endswith("ScaledWordEmbedding")
 
 
-def _packed(module: nn.Module, weight: Tensor, matrix: NativeMatrix, extension: ModuleType) -> nn.Module:
+def _packed(
+    module: nn.Module, weight: Tensor, matrix: NativeMatrix, extension: ModuleType, inputs: Tensor | None
+) -> nn.Module:
     if isinstance(module, nn.Linear):
-        return PackedLinear(matrix, module.bias, extension)
+        return PackedLinear(matrix, module.bias, extension, inputs)
     scale = torch.as_tensor(getattr(module, "embed_scale", 1.0)).to(weight.dtype)
     return PackedEmbedding(matrix, float(scale), weight.dtype, extension)

@@ -10,7 +10,7 @@ import transformers
 from differences import difference
 from gguf.quants import dequantize, quantize
 from random_models import random_model
-from transformers_types import GEMMA4, SMALL
+from transformers_types import GEMMA4, SMALL, STATEFUL
 
 from gpu_worker.models.checkpoint.weights import SafetensorsSource
 from gpu_worker.models.packed.packed_linear import LayerPacking, PackedEmbedding, PackedLinear
@@ -20,6 +20,8 @@ from octavo.request.errors import InvalidArgument
 pytestmark = pytest.mark.skipif(native.load() is None, reason="the extension was not built")
 PROMPT = [(7 * i + 3) % 128 for i in range(50)]
 SIZES = {"num_hidden_layers": 2, "hidden_size": 64}
+ALONE = {"num_experts": 1, "num_experts_per_tok": 1}
+TWO = ["linear_attention", "full_attention"]
 MODELS = {
     "arcee": ("Arcee", {**SMALL, **SIZES, "tie_word_embeddings": True}),  # its embedding is the output projection
     "gemma4": ("Gemma4Text", {**GEMMA4, "hidden_size_per_layer_input": 16, "vocab_size_per_layer_input": 128}),
@@ -29,6 +31,12 @@ MODELS = {
         | {"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0},
     ),
     "starcoder2": ("Starcoder2", {**SMALL, **SIZES}),  # with biases
+    "qwen3_5": ("Qwen3_5Text", {**STATEFUL["qwen3_5_text"][1], **SIZES, "layer_types": TWO}),
+    "lfm2": ("Lfm2", {**STATEFUL["lfm2"][1], **SIZES, "layer_types": ["conv", "full_attention"]}),
+    "jamba": (
+        "Jamba",
+        {**STATEFUL["jamba"][1], **SIZES, "mamba_dt_rank": 32, "num_experts": 1, "num_experts_per_tok": 1},
+    ),
     "granitemoe": ("GraniteMoe", {**SMALL, **SIZES, "num_local_experts": 4, "num_experts_per_tok": 2}),
 }
 
