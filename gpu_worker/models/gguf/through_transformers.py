@@ -59,9 +59,7 @@ class RecipeSource:
         return set(self._recipes)
 
     def get(self, name: str) -> Tensor:
-        if name not in self._recipes:
-            raise BadModel(f"{self._file.path.name} has nothing to make {name!r} of")
-        recipe = self._recipes[name]
+        recipe = self._recipe(name)
         joined = recipe.join([read_tensor(self._file, part) for part in recipe.of])
         for part in recipe.of:
             self._file.release(part)
@@ -72,7 +70,7 @@ class RecipeSource:
         return self._recipes[name].columns
 
     def block_format(self, name: str) -> str:
-        infos = [self._file.tensors[part] for part in self._recipes[name].of]
+        infos = [self._file.tensors[part] for part in self._recipe(name).of]
         kinds = {info.type for info in infos}
         if len(kinds) > 1 or kinds & set(FLOAT_TYPES) or self._order(name) is None:
             return FLOATS
@@ -90,6 +88,11 @@ class RecipeSource:
             self._file.release(part)
         blocks = parts[0] if len(parts) == 1 else torch.cat(parts)
         return blocks if order is None or torch.equal(order, torch.arange(len(order))) else blocks[order]
+
+    def _recipe(self, name: str) -> Recipe:
+        if name not in self._recipes:
+            raise BadModel(f"{self._file.path.name} has nothing of which {name!r} is made")
+        return self._recipes[name]
 
     def _order(self, name: str) -> Tensor | None:
         recipe = self._recipes[name]

@@ -250,7 +250,7 @@ def test_ministral_runs_as_far_as_its_queries_are_not_scaled(converted, load):
         ("qwen3_moe", "blk.1.ffn_up_exps.weight", r"no tensor 'blk\.1\.ffn_up_exps\.weight'"),
         ("gpt_oss", "blk.1.ffn_up_exps.bias", r"no tensor 'blk\.1\.ffn_up_exps\.bias'"),
         ("glm4_moe", "blk.2.exp_probs_b.bias", r"no tensor 'blk\.2\.exp_probs_b\.bias'"),
-        ("granite", "blk.3.attn_k.weight", r"lacks: model\.layers\.3\.self_attn\.k_proj\.weight"),
+        ("granite", "blk.3.attn_k.weight", r"has nothing of which 'model\.layers\.3\.self_attn\.k_proj\.weight'"),
         ("glm4", "blk.0.post_ffw_norm.weight", r"lacks: model\.layers\.0\.post_mlp_layernorm\.weight"),
         ("gemma3n_text", {"altup.num_inputs": 5}, r"altup_proj\.weight has 3 matrices for 5 streams"),
         ("gemma3n_text", {"activation_sparsity_scale": [0.5]}, "activation_sparsity_scale has no number for each"),
