@@ -21,6 +21,7 @@ from gpu_worker.models.fingerprint import CONTENT_FILES, PICTURE_FILES, model_fi
 from gpu_worker.models.loading.load_options import LoadOptions
 from gpu_worker.models.loading.loaded_model import LoadedModel
 from gpu_worker.models.loading.own_decoders import gpt_decoder, kept, native, op_by_op
+from gpu_worker.models.loading.packed_files import PackedFiles
 from gpu_worker.models.loading.transformers_models import encoder_decoder, of_tensors
 from gpu_worker.models.model_kind import PICTURES, TEXT_PARTS, THROUGH_TRANSFORMERS, has_encoder, refuse_unservable
 from gpu_worker.models.pooling_files import read_pooling
@@ -89,8 +90,7 @@ def _decoder(
                 log.warning("this checkpoint has no output projection: it gives vectors, and texts without sense")
                 config = replace(config, tied=True)
         if how.native(config):
-            deciding = [path / file for file in DECIDING_FILES if (path / file).exists()]
-            return native(name, source, config, dtype, how, weight_files(path), deciding)
+            return native(source, config, dtype, how, _packed_files(name, path, dtype, how))
         if how.keeps:
             return kept(source, config, dtype, how)
         share = how.device_share(config)
@@ -121,7 +121,13 @@ def _decoder(
         return TransformersDecoder.load(path, dtype, how.ops, how.device)
     plain = {key: value for key, value in content.items() if key != "quantization_config"}
     opened = open_source(source, content)
-    return of_tensors(name, plain, opened, lambda left_out: decoded(opened, left_out), dtype, how)
+    packed = _packed_files(name, path, dtype, how)
+    return of_tensors(plain, opened, lambda left_out: decoded(opened, left_out), packed)
+
+
+def _packed_files(name: str, path: Path, dtype: torch.dtype, how: LoadOptions) -> PackedFiles:
+    deciding = [path / file for file in DECIDING_FILES if (path / file).exists()]
+    return PackedFiles(name, weight_files(path), deciding, dtype, how)
 
 
 def _end_tokens(generation: Mapping[str, Any], content: Mapping[str, Any]) -> tuple[int, ...]:

@@ -21,6 +21,7 @@ from gpu_worker.models.gguf.tensors import architecture
 from gpu_worker.models.loading.load_options import LoadOptions
 from gpu_worker.models.loading.loaded_model import LoadedModel
 from gpu_worker.models.loading.own_decoders import kept, native, op_by_op
+from gpu_worker.models.loading.packed_files import PackedFiles
 from gpu_worker.models.loading.transformers_models import of_tensors
 from octavo.model_files.gguf import GgufFile
 from octavo.model_files.gguf_support import end_token_ids, runs_through_transformers
@@ -50,7 +51,7 @@ def _gguf_decoder(name: str, file: GgufFile, dtype: torch.dtype, how: LoadOption
     content, source = source_of(file)
     config = llama.with_stored_parts(LlamaConfig.from_dict(content).limited_to(how.context_tokens), source.names())
     if how.native(config):
-        return native(name, source, config, dtype, how, file.paths, [])
+        return native(source, config, dtype, how, PackedFiles(name, file.paths, [], dtype, how))
     if how.keeps:
         return kept(source, config, dtype, how)
     share = how.device_share(config)
@@ -67,4 +68,4 @@ def _gguf_through_transformers(name: str, file: GgufFile, dtype: torch.dtype, ho
         return converted(file, dtype, how.cache_dir, prepare, left_out)
 
     factors = through_transformers.rope_factors(file, family)
-    return of_tensors(file.path.name, family.config, source, read, dtype, how, factors)
+    return of_tensors(family.config, source, read, PackedFiles(name, file.paths, [], dtype, how), factors)

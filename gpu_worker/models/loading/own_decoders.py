@@ -1,13 +1,11 @@
 """octavo's own decoders, of tensors that are open: on the extension, with weights kept on a GPU, or op by op."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from gpu_worker.models.checkpoint.kv_scales import digest_of
 from gpu_worker.models.checkpoint.weights import BlockSource, CheckpointReader, WeightSource
 from gpu_worker.models.decoders import gpt, gpt_weights, llama
 from gpu_worker.models.decoders.config import LlamaConfig
@@ -18,38 +16,22 @@ from gpu_worker.models.decoders.ranks.device_share import LlamaDeviceShare, gpt_
 from gpu_worker.models.decoders.ranks.gpt_share import GptShare
 from gpu_worker.models.decoders.ranks.gpt_team import GptTeam
 from gpu_worker.models.loading.load_options import LoadOptions, without_8_bits
+from gpu_worker.models.loading.packed_files import PackedFiles
 from gpu_worker.models.packed import cuda_packing
-from gpu_worker.models.packed.packed_cache import content_key
-from gpu_worker.models.packed.packed_weights import A8, weights_of
-from gpu_worker.models.packed.packing import PACKING
-from gpu_worker.ops.native import CPU_BITS
+from gpu_worker.models.packed.packed_weights import A8
 from gpu_worker.ops.native_cpu import NativeCpuOps
 from gpu_worker.ops.native_cuda import NativeCudaOps
 from octavo.request.errors import InvalidArgument
 
 
 def native(
-    name: str,
-    source: WeightSource,
-    config: LlamaConfig,
-    dtype: torch.dtype,
-    how: LoadOptions,
-    files: list[Path],
-    deciding: list[Path],
+    source: WeightSource, config: LlamaConfig, dtype: torch.dtype, how: LoadOptions, kept: PackedFiles
 ) -> Decoder:
-    """A decoder of the extension. `files` of weights, and `deciding` small ones, are what is packed."""
+    """A decoder of the extension."""
     extension = cast("NativeCpuOps", how.ops).extension
     if how.quantization == f"auto{A8}" and not isinstance(source, BlockSource):
         raise without_8_bits(how)
-    packing = LlamaPacking(source, config, dtype, how.quantization, extension, how.progress)
-    packed = None
-    if how.packed_cache is not None and how.packed_cache.is_worth(files):
-        version = f"{PACKING} of {extension.version()}, bits {CPU_BITS}"
-        key = content_key(files, deciding) | {"dtype": str(dtype), "packing": version}
-        key["scheme"] = weights_of(how.quantization)
-        key["kv_scales"] = digest_of(how.kv_scales)
-        packed = how.packed_cache.get(name, key, how.quantization, extension, packing.into)
-    packed = packed or packing.in_memory()
+    packed = kept.weights(LlamaPacking(source, config, dtype, how.quantization, extension, how.progress), {})
     if how.quantization.endswith(A8) and not packed.rounds_to_8_bits():
         raise without_8_bits(how)
     return NativeLlamaDecoder(config.rounded_to(dtype), packed, extension, how.place)

@@ -1,23 +1,16 @@
 """Layers of a model in torch whose matrices the extension multiplies with, in 3 to 8 bits; all else stays torch's."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import ModuleType
 
 import torch
 from torch import Tensor, nn
 
-from gpu_worker.models.checkpoint.weights import (
-    FLOATS,
-    BlockSource,
-    CheckpointReader,
-    MovedSource,
-    ProgressCallback,
-    WeightSource,
-)
+from gpu_worker.models.checkpoint.weights import FLOATS, BlockSource, MovedSource, ProgressCallback, WeightSource
+from gpu_worker.models.packed.layer_stacks import LayerStack, StackPacking
 from gpu_worker.models.packed.packed_weights import NativeMatrix, PackedWeights, weights_of
-from gpu_worker.models.packed.packing import BLOCK, GROUP_ROWS, MatrixPacker
-from gpu_worker.models.packed.weight_memory import HugePageAllocator
+from gpu_worker.models.packed.packing import BLOCK, GROUP_ROWS
 from octavo.request.errors import BadModel
 
 # Parts of names of layers that choose experts: rounded, they would choose others.
@@ -65,13 +58,17 @@ class PackedEmbedding(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class LayerPacking:
-    """Which layers of a model in torch are packed, and how. `scheme` is one of packed_weights.SCHEMES."""
+    """Which layers of a model in torch are packed, and how. `scheme` is one of packed_weights.SCHEMES.
+
+    `get_packed` packs, or gets from a file what was packed.
+    """
 
     source: WeightSource
     dtype: torch.dtype
     scheme: str
     extension: ModuleType
     on_tensor: ProgressCallback
+    get_packed: Callable[[StackPacking], PackedWeights] = StackPacking.in_memory
 
     def shapes(self, model: nn.Module) -> dict[str, tuple[int, ...]]:
         """The matrices that are packed, by their names in the source, which are those of the model."""
@@ -103,13 +100,12 @@ class LayerPacking:
 
     def pack(self, model: nn.Module, shapes: Mapping[str, tuple[int, ...]]) -> PackedWeights:
         """Replaces the layers of these weights, and an output projection that is the embedding."""
-        checkpoint = CheckpointReader(self.source, torch.float32, self.on_tensor)
-        memory = HugePageAllocator()
-        packer = MatrixPacker(self.extension, self.source, checkpoint, self.scheme, self.dtype, memory)
         outer = {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, nn.Embedding)}
-        rounded = MatrixPacker(self.extension, self.source, checkpoint, self._outer_scheme, self.dtype, memory)
-        packers = {name: rounded if name in outer else packer for name in shapes}
-        matrices = {name: packers[name].stack([name], [shape]) for name, shape in shapes.items()}
+        schemes = {name: self._outer_scheme if name in outer else self.scheme for name in shapes}
+        stacks = {name: LayerStack([name], [shape], schemes[name]) for name, shape in shapes.items()}
+        packing = StackPacking(stacks, self.source, self.dtype, self.scheme, self.extension, self.on_tensor)
+        packed = self.get_packed(packing)
+        matrices = {name: each for name, each in packed.tensors.items() if isinstance(each, NativeMatrix)}
         names = {id(weight): name for name, weight in model.named_parameters()}  # of a shared one the first
         for name, module in list(model.named_modules()):
             weight = module.get_parameter("weight") if _is_plain(name, module) else None
@@ -121,7 +117,7 @@ class LayerPacking:
         left = [name for name, weight in model.named_parameters(remove_duplicate=False) if name in shapes]
         if left:  # it has no numbers, as it was to be packed
             raise BadModel(f"{left[0]} is used in several places, and cannot be packed: say --quantization auto")
-        return PackedWeights(matrices, self.scheme)
+        return packed
 
 
 def _is_plain(name: str, module: nn.Module) -> bool:

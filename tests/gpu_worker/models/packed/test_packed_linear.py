@@ -13,6 +13,8 @@ from random_models import random_model
 from transformers_types import GEMMA4, SMALL, STATEFUL
 
 from gpu_worker.models.checkpoint.weights import SafetensorsSource
+from gpu_worker.models.packed import packed_cache
+from gpu_worker.models.packed.layer_stacks import StackPacking
 from gpu_worker.models.packed.packed_linear import LayerPacking, PackedEmbedding, PackedLinear
 from gpu_worker.ops import native
 from octavo.request.errors import InvalidArgument
@@ -72,3 +74,24 @@ def test_rounding_of_what_has_no_such_layer_is_refused(tiny, load):
     narrow = tiny("arcee-narrow", "Arcee", {**SMALL, "hidden_size": 24, "intermediate_size": 40, "head_dim": 10})
     with pytest.raises(InvalidArgument, match="q8: no layer of this model is packed: say auto"):
         load(narrow.directory, quantization="q8")
+
+
+def test_a_second_start_maps_the_layers(tiny, load, all_logits, tmp_path, monkeypatch):
+    """One with other bits packs them again, and so does one that finds a damaged file."""
+    monkeypatch.setattr(packed_cache, "LEAST_BYTES", 0)
+    source, written = tiny("starcoder2-packed", *MODELS["starcoder2"]), []
+    write = StackPacking.into
+    monkeypatch.setattr(StackPacking, "into", lambda packing, file: [written.append(1), write(packing, file)][1])
+
+    def logits(scheme):
+        runner = load(source.directory, quantization=scheme, packed_cache=str(tmp_path / "packed"))
+        return all_logits(runner, PROMPT)
+
+    expected = all_logits(load(source.directory, quantization="q8", packed_cache="off"), PROMPT)
+    for scheme, times in (("q8", 1), ("q8", 1), ("q8-a8", 1), ("q4", 2), ("q8", 2)):
+        assert torch.equal(logits(scheme), expected) == (scheme == "q8")
+        assert len(written) == times
+    for file in (tmp_path / "packed").glob("*.packed"):
+        file.write_bytes(file.read_bytes()[:-1000])
+    assert torch.equal(logits("q8"), expected)
+    assert len(written) == 3
