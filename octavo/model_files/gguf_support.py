@@ -20,7 +20,7 @@ OWN = (
 THROUGH_TRANSFORMERS = (
     *("command-r", "cohere2", "gemma3n", "gemma4", "glm4", "granitemoe", "stablelm", "starcoder2"),
     # with recurrent layers
-    *("falcon-h1", "granitehybrid", "jamba", "lfm2", "lfm2moe", "qwen35", "qwen35moe", "qwen3next"),
+    *("falcon-h1", "granitehybrid", "jamba", "lfm2", "lfm2moe", "mamba", "mamba2", "qwen35", "qwen35moe", "qwen3next"),
 )
 ARCHITECTURES = (*OWN, *THROUGH_TRANSFORMERS)
 WITH_EXPERTS = (
