@@ -80,21 +80,34 @@ class BlockStates:
 
     def read(self, index: int, block: int) -> Tensor:
         """A copy of a part of the block's state."""
+        return self.read_rows(index, [block])[0]
+
+    def read_rows(self, index: int, blocks: Sequence[int], into: Tensor | None = None) -> Tensor:
+        """Copies of a part of the states of several blocks, [number of blocks, ...]: in new memory, or `into` that."""
         part = self.shape.parts[index]
-        whole = torch.cat([memory for memory, _ in self._runs(index, block)])
-        return whole.view(part.dtype).view(part.shape)
+        found = torch.empty((len(blocks), *part.shape), dtype=part.dtype) if into is None else into
+        stored = found.view(len(blocks), -1).view(torch.uint8)
+        for memory, first, end in self._runs(index):
+            for row, block in enumerate(blocks):
+                stored[row, first:end].copy_(memory[block])
+        return found
 
     def write(self, index: int, block: int, value: Tensor) -> None:
-        stored = value.contiguous().view(-1).view(torch.uint8)
-        for memory, start in self._runs(index, block):
-            memory.copy_(stored[start : start + len(memory)])
+        self.write_rows(index, [block], value.unsqueeze(0))
 
-    def _runs(self, index: int, block: int) -> Iterator[tuple[Tensor, int]]:
-        """Where the bytes of a part lie, and with which of them each run of memory begins."""
+    def write_rows(self, index: int, blocks: Sequence[int], values: Tensor) -> None:
+        """Each block's part of its state becomes a row of `values`."""
+        stored = values.contiguous().view(len(blocks), -1).view(torch.uint8)
+        for memory, first, end in self._runs(index):
+            for row, block in enumerate(blocks):
+                memory[block].copy_(stored[row, first:end])
+
+    def _runs(self, index: int) -> Iterator[tuple[Tensor, int, int]]:
+        """Where the bytes of a part lie in all blocks, and which of them they are: a run of each layer with some."""
         first = place = self.shape.starts[index]
         end = first + self.shape.parts[index].num_bytes
         while place < end:
             layer, offset = divmod(place, self._layer_bytes)
             length = min(end - place, self._layer_bytes - offset)
-            yield self._layers[layer][block, offset : offset + length], place - first
+            yield self._layers[layer][:, offset : offset + length], place - first, place - first + length
             place += length

@@ -13,7 +13,8 @@ from gpu_worker.models.checkpoint.weights import ProgressCallback
 from gpu_worker.models.decoders.decoder import Decoder
 from gpu_worker.models.decoders.ranks.device_team import DeviceTeam
 from gpu_worker.models.decoders.ranks.place import RankPlace
-from gpu_worker.models.loader import LoadedModel, load_model
+from gpu_worker.models.loader import load_model
+from gpu_worker.models.loading.loaded_model import LoadedModel
 from gpu_worker.models.numerics import class_of
 from gpu_worker.models.packed.packed_cache import PackedCache
 from gpu_worker.ops import Ops, choose_ops, kv_format, native, rehearsal_ops

@@ -18,10 +18,13 @@ OWN = (
 THROUGH_TRANSFORMERS = (
     *("command-r", "cohere2", "exaone4", "gemma", "gemma3", "gemma3n", "gemma4", "glm4", "granite"),
     *("granitemoe", "olmo2", "stablelm", "starcoder2"),
+    # with recurrent layers
+    *("falcon-h1", "granitehybrid", "jamba", "lfm2", "lfm2moe", "qwen35", "qwen35moe", "qwen3next"),
 )
 ARCHITECTURES = (*OWN, *THROUGH_TRANSFORMERS)
 WITH_EXPERTS = (
     *("llama", "dots1", "gemma4", "glm4moe", "gpt-oss", "granitemoe", "minimax-m2", "olmoe", "qwen2moe", "qwen3moe"),
+    *("granitehybrid", "jamba", "lfm2moe", "qwen35moe", "qwen3next"),
 )
 
 FLOATS = (TensorType.F32, TensorType.F16, TensorType.BF16)

@@ -5,11 +5,13 @@ renaming them stands here, by the names that `save_pretrained` gives them, and n
 """
 
 import json
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import gguf
+import gguf_recurrent
 import numpy as np
 import torch
 from gguf_models import encoded, finish, interleaved
@@ -43,8 +45,10 @@ ARCHITECTURES = {  # by model_type
     "seed_oss": "seed_oss",
     "stablelm": "stablelm",
     "starcoder2": "starcoder2",
+    **gguf_recurrent.ARCHITECTURES,
 }
 TURNED_AS_LLAMA = ("llama", "mistral3", "granite", "granitemoe")
+Kind = gguf.GGMLQuantizationType
 Named = Iterator[tuple[str, Tensor]]
 
 
@@ -54,33 +58,37 @@ def convert(
     change: Callable[[str, Tensor], Tensor | None] | None = None,
     more: dict[str, Any] | None = None,
     extra: dict[str, Tensor] | None = None,
-    kind: gguf.GGMLQuantizationType = gguf.GGMLQuantizationType.F32,
+    kind: Kind | Callable[[str, Tensor], Kind] = gguf.GGMLQuantizationType.F32,
     in_part: int = 0,
 ) -> None:
     """Writes the checkpoint of a directory to `path`.
 
     `change` sees each tensor by its name in the file, and may leave it out. `more` are settings of the architecture
     beside or instead of those of the converter; None leaves one out. `extra` are further tensors. Matrices are of
-    `kind`, and random where the gguf package makes none of it. A file has `in_part` tensors, if not all. The vocabulary
-    is one of letters, of which words of two are made.
+    `kind`, or of what it says of each, and random where the gguf package makes none of it. A file has `in_part`
+    tensors, if not all. The vocabulary is one of letters, of which words of two are made.
     """
     config = json.loads((directory / "config.json").read_text())
     arch = ARCHITECTURES[config["model_type"]]
     writer = gguf.GGUFWriter(path, arch, split_max_tensors=in_part)
-    for key, value in (settings_of(config, arch) | (more or {})).items():
+    how = gguf_recurrent if arch in gguf_recurrent.OWN_SETTINGS else sys.modules[__name__]
+    for key, value in (how.settings_of(config, arch) | (more or {})).items():
         _add(writer, f"{arch}.{key}", value)
     _add_vocabulary(writer, config["vocab_size"])
     for name, tensor in (extra or {}).items():
         writer.add_tensor(name, tensor.numpy())
     kinds = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
     table = gguf.get_tensor_name_map(kinds[arch], config["num_hidden_layers"])
-    for name, tensor in modified(load_file(directory / "model.safetensors"), config, arch):
+    for name, tensor in how.modified(load_file(directory / "model.safetensors"), config, arch):
         stored = name if name.startswith(("blk.", "rope_")) else table.get_name(name, try_suffixes=(".weight", ".bias"))
         assert stored, f"the package gguf has no name for {name}"
         found = change(stored, tensor.float()) if change else tensor.float()
         if found is not None:
             array = np.ascontiguousarray(found.squeeze().numpy())
-            own = kind if array.ndim > 1 and "norm" not in stored else gguf.GGMLQuantizationType.F32
+            if callable(kind):
+                own = kind(stored, found)
+            else:
+                own = kind if array.ndim > 1 and "norm" not in stored else gguf.GGMLQuantizationType.F32
             writer.add_tensor(stored, encoded(array, own.name)[0], raw_dtype=own)
     finish(writer)
 

@@ -42,6 +42,15 @@ class BlockSource(WeightSource, Protocol):
         ...
 
 
+@runtime_checkable
+class MovedSource(WeightSource, Protocol):
+    """A source whose matrices may have their columns in another order than those of the model."""
+
+    def columns(self, name: str) -> Tensor | None:
+        """Where the columns of the model's matrix are among those of `get`; None: in their places."""
+        ...
+
+
 class SafetensorsSource:
     """The *.safetensors files of a directory, memory-mapped: one file, or the shards that an index lists.
 
@@ -174,3 +183,19 @@ class CheckpointReader:
         if left:
             some = f"{', '.join(left[:5])}{' …' if len(left) > 5 else ''}"
             raise BadModel(f"{len(left)} tensors of the checkpoint have no place in the model: {some}")
+
+
+class SizesReader(CheckpointReader):
+    """Reads nothing but names: its tensors have the shapes that are asked for, and no numbers."""
+
+    def read_stored(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        return torch.empty(shape, device="meta")
+
+    def read_floats(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        return self.read_stored(name, shape)
+
+    def differs(self, name: str, other: str) -> bool:
+        return name in self
+
+    def check_all_read(self, ignored: Callable[[str], bool]) -> None:
+        pass

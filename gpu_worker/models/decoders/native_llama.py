@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gpu_worker.models.checkpoint.weights import CheckpointReader, ProgressCallback, WeightSource
+from gpu_worker.models.checkpoint.weights import CheckpointReader, ProgressCallback, SizesReader, WeightSource
 from gpu_worker.models.decoders.config import LlamaConfig
 from gpu_worker.models.decoders.decoder import KeptLogits, LoadLora, OwnDecoder
 from gpu_worker.models.decoders.llama import FIRST_SOURCES, NO_LORA_ON_GPUS, collect, layers_of
@@ -54,6 +54,11 @@ class LlamaPacking:
     def in_memory(self) -> PackedWeights:
         checkpoint, packer = self._start(HugePageAllocator())
         return PackedWeights(collect(checkpoint, packer.stack, self.config, packer.split), self.scheme)
+
+    def sizes(self) -> list[int]:
+        _, packer = self._start(ScratchMemory())
+        found = collect(SizesReader(self.source, torch.float32, self.on_tensor), packer.size, self.config, packer.split)
+        return [size if isinstance(size, int) else 4 * size.numel() for size in found.values()]
 
     def into(self, file: PackedFileWriter) -> dict[str, Place]:
         """Writes the tensors to a file, each as soon as it is packed. Where each lies, by our names."""

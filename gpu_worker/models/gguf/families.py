@@ -24,6 +24,7 @@ from gpu_worker.models.gguf.recipes import (
     row_of,
     turned_as_llama,
 )
+from gpu_worker.models.gguf.recurrent import RECURRENT
 from octavo.request.errors import BadModel
 
 GEMMA3_27B_LAYERS = 62  # the only Gemma 3 whose scores are not divided by the root of a head's size
@@ -55,24 +56,15 @@ def _rms(header: GgufHeader) -> dict[str, Any]:
     return {"rms_norm_eps": header.number("attention.layer_norm_rms_epsilon")}
 
 
-def _inner_size(header: GgufHeader, part: str = "ffn_down", layer: int = 0) -> int:
-    return header.shape(f"blk.{layer}.{part}.weight")[-1]
-
-
 def _experts(header: GgufHeader, layer: int = 0) -> dict[str, Any]:
-    """By the header, and by a layer that has experts."""
-    count, used = header.integer("expert_count"), header.integer("expert_used_count")
-    stored = header.shape(f"blk.{layer}.ffn_down_exps.weight")[0]
-    if count != stored or not 1 <= used <= count:
-        raise BadModel(f"{header.name}: {used} of {count} experts, and tensors of {stored}")
-    return {"num_local_experts": count, "num_experts_per_tok": used}
+    return dict(zip(("num_local_experts", "num_experts_per_tok"), header.experts(layer), strict=True))
 
 
 # The architectures
 
 
 def _gemma(header: GgufHeader) -> Family:
-    config = _common(header, "gemma", **_rms(header), intermediate_size=_inner_size(header))
+    config = _common(header, "gemma", **_rms(header), intermediate_size=header.inner_size())
     return Family(config, named_recipes(header, LLAMA, gemma_norms(LLAMA)))
 
 
@@ -80,7 +72,7 @@ def _gemma3(header: GgufHeader) -> Family:
     window = header.integer("attention.sliding_window", 0)
     size = header.hidden // header.heads if header.layers == GEMMA3_27B_LAYERS else header.head_dim
     near = {"rope_type": "default", "rope_theta": header.number("rope.freq_base_swa", 10000.0)}
-    config = _common(header, "gemma3_text", **_rms(header), intermediate_size=_inner_size(header)) | {
+    config = _common(header, "gemma3_text", **_rms(header), intermediate_size=header.inner_size()) | {
         "query_pre_attn_scalar": size,
         "sliding_window": window or header.context,
         "layer_types": header.layer_types(window, 6),
@@ -96,9 +88,9 @@ def _qwen2moe(header: GgufHeader) -> Family:
     shared = {f"ffn_{part}_shexp": f"mlp.shared_expert.{part}_proj" for part in ("gate", "up", "down")}
     inner = LLAMA | {"ffn_gate_inp": "mlp.gate", "ffn_gate_inp_shexp": "mlp.shared_expert_gate"} | shared
     config = _common(header, "qwen2_moe", **_rms(header), **_experts(header)) | {
-        "intermediate_size": _inner_size(header, "ffn_down_shexp"),
-        "moe_intermediate_size": _inner_size(header, "ffn_down_exps"),
-        "shared_expert_intermediate_size": _inner_size(header, "ffn_down_shexp"),
+        "intermediate_size": header.inner_size("ffn_down_shexp"),
+        "moe_intermediate_size": header.inner_size("ffn_down_exps"),
+        "shared_expert_intermediate_size": header.inner_size("ffn_down_shexp"),
         "num_experts": header.integer("expert_count"),
         "norm_topk_prob": False,
         "qkv_bias": header.has("blk.0.attn_q.bias"),
@@ -109,8 +101,8 @@ def _qwen2moe(header: GgufHeader) -> Family:
 
 def _qwen3moe(header: GgufHeader) -> Family:
     config = _common(header, "qwen3_moe", **_rms(header), **_experts(header)) | {
-        "intermediate_size": _inner_size(header, "ffn_down_exps"),
-        "moe_intermediate_size": _inner_size(header, "ffn_down_exps"),
+        "intermediate_size": header.inner_size("ffn_down_exps"),
+        "moe_intermediate_size": header.inner_size("ffn_down_exps"),
         "num_experts": header.integer("expert_count"),
         "norm_topk_prob": True,
     }
@@ -120,7 +112,7 @@ def _qwen3moe(header: GgufHeader) -> Family:
 def _mixtral(header: GgufHeader) -> Family:
     """Files of `llama` with experts."""
     config = _common(header, "mixtral", **_rms(header), **_experts(header)) | {
-        "intermediate_size": _inner_size(header, "ffn_down_exps"),
+        "intermediate_size": header.inner_size("ffn_down_exps"),
         "sliding_window": None,
     }
     inner = LLAMA | {"ffn_gate_inp": "mlp.gate"}
@@ -130,7 +122,7 @@ def _mixtral(header: GgufHeader) -> Family:
 def _olmo2(header: GgufHeader) -> Family:
     """OLMo 2, and OLMo 3, which has windows."""
     window = header.integer("attention.sliding_window", 0)
-    config = _common(header, "olmo3" if window else "olmo2", **_rms(header), intermediate_size=_inner_size(header))
+    config = _common(header, "olmo3" if window else "olmo2", **_rms(header), intermediate_size=header.inner_size())
     if window:
         near = {
             "rope_type": "default",
@@ -152,7 +144,7 @@ def _granite_scales(header: GgufHeader) -> dict[str, Any]:
 
 def _granite(header: GgufHeader) -> Family:
     config = _common(header, "granite", **_rms(header), **_granite_scales(header)) | {
-        "intermediate_size": _inner_size(header),
+        "intermediate_size": header.inner_size(),
         "attention_bias": header.has("blk.0.attn_q.bias"),
         "mlp_bias": header.has("blk.0.ffn_down.bias"),
     }
@@ -161,13 +153,13 @@ def _granite(header: GgufHeader) -> Family:
 
 def _granitemoe(header: GgufHeader) -> Family:
     config = _common(header, "granitemoe", **_rms(header), **_granite_scales(header), **_experts(header)) | {
-        "intermediate_size": _inner_size(header, "ffn_down_exps")
+        "intermediate_size": header.inner_size("ffn_down_exps")
     }
     recipes = named_recipes(
         header, LLAMA | {"ffn_gate_inp": "block_sparse_moe.router"}, turned_as_llama(header)
     ) | expert_recipes(header, "block_sparse_moe")
     if header.has("blk.0.ffn_gate_shexp.weight"):
-        config |= {"model_type": "granitemoeshared", "shared_intermediate_size": _inner_size(header, "ffn_down_shexp")}
+        config |= {"model_type": "granitemoeshared", "shared_intermediate_size": header.inner_size("ffn_down_shexp")}
         for layer in range(header.layers):
             to, at = f"model.layers.{layer}.shared_mlp", f"blk.{layer}.ffn_"
             both = (f"{at}gate_shexp.weight", f"{at}up_shexp.weight")
@@ -177,7 +169,7 @@ def _granitemoe(header: GgufHeader) -> Family:
 
 
 def _glm4(header: GgufHeader) -> Family:
-    config = _common(header, "glm4", **_rms(header), intermediate_size=_inner_size(header)) | {
+    config = _common(header, "glm4", **_rms(header), intermediate_size=header.inner_size()) | {
         "attention_bias": header.has("blk.0.attn_q.bias")
     }
     if header.integer("nextn_predict_layers", 0):
@@ -193,7 +185,7 @@ def _glm4(header: GgufHeader) -> Family:
 def _minimax_m2(header: GgufHeader) -> Family:
     _check_sigmoid(header)
     config = _common(header, "minimax_m2", **_rms(header), **_experts(header)) | {
-        "intermediate_size": _inner_size(header, "ffn_down_exps")
+        "intermediate_size": header.inner_size("ffn_down_exps")
     }
     recipes = named_recipes(header, LLAMA | {"ffn_gate_inp": "mlp.gate"})
     return Family(config, recipes | _corrections(header, 0))
@@ -201,7 +193,7 @@ def _minimax_m2(header: GgufHeader) -> Family:
 
 def _starcoder2(header: GgufHeader) -> Family:
     """Files do not name the window. It bounds the context: within it, a sequence is the same with and without one."""
-    config = _common(header, "starcoder2", intermediate_size=_inner_size(header)) | {
+    config = _common(header, "starcoder2", intermediate_size=header.inner_size()) | {
         "max_position_embeddings": min(header.context, STARCODER2_WINDOW),
         "norm_epsilon": header.number("attention.layer_norm_epsilon"),
         "sliding_window": None,
@@ -213,7 +205,7 @@ def _starcoder2(header: GgufHeader) -> Family:
 def _stablelm(header: GgufHeader) -> Family:
     header.get("use_parallel_residual")  # early files say so of models that are not; llama.cpp looks for the norm
     normed = header.has("blk.0.attn_q_norm.weight")
-    config = _common(header, "stablelm", intermediate_size=_inner_size(header)) | {
+    config = _common(header, "stablelm", intermediate_size=header.inner_size()) | {
         "layer_norm_eps": header.number("attention.layer_norm_epsilon"),
         "use_parallel_residual": not header.has("blk.0.ffn_norm.weight"),
         "use_qkv_bias": header.has("blk.0.attn_q.bias"),
@@ -230,7 +222,7 @@ def _stablelm(header: GgufHeader) -> Family:
 
 
 def _cohere(header: GgufHeader) -> Family:
-    config = _common(header, "cohere", intermediate_size=_inner_size(header)) | {
+    config = _common(header, "cohere", intermediate_size=header.inner_size()) | {
         "layer_norm_eps": header.number("attention.layer_norm_epsilon"),
         "logit_scale": header.number("logit_scale"),
         "use_qk_norm": header.has("blk.0.attn_q_norm.weight"),
@@ -240,7 +232,7 @@ def _cohere(header: GgufHeader) -> Family:
 
 def _cohere2(header: GgufHeader) -> Family:
     window = header.integer("attention.sliding_window")
-    config = _common(header, "cohere2", intermediate_size=_inner_size(header)) | {
+    config = _common(header, "cohere2", intermediate_size=header.inner_size()) | {
         "layer_norm_eps": header.number("attention.layer_norm_epsilon"),
         "logit_scale": header.number("logit_scale"),
         "sliding_window": window,
@@ -253,7 +245,7 @@ def _exaone4(header: GgufHeader) -> Family:
     window = header.integer("attention.sliding_window", 4096 if header.layers == EXAONE4_32B_LAYERS else 0)
     if header.integer("nextn_predict_layers", 0):
         raise BadModel(f"{header.name} has layers that predict further tokens (nextn_predict_layers)")
-    config = _common(header, "exaone4", **_rms(header), intermediate_size=_inner_size(header)) | {
+    config = _common(header, "exaone4", **_rms(header), intermediate_size=header.inner_size()) | {
         "sliding_window": window or None,
         "sliding_window_pattern": 4 if window else None,
         "layer_types": header.layer_types(window, 4),
@@ -264,7 +256,7 @@ def _exaone4(header: GgufHeader) -> Family:
 def _gpt_oss(header: GgufHeader) -> Family:
     window = header.integer("attention.sliding_window")
     config = _common(header, "gpt_oss", **_rms(header), **_experts(header)) | {
-        "intermediate_size": _inner_size(header, "ffn_down_exps"),
+        "intermediate_size": header.inner_size("ffn_down_exps"),
         "sliding_window": window,
         "layer_types": header.layer_types(window, 2),
         "attention_bias": header.has("blk.0.attn_q.bias"),
@@ -278,7 +270,7 @@ def _gpt_oss(header: GgufHeader) -> Family:
 
 def _olmoe(header: GgufHeader) -> Family:
     config = _common(header, "olmoe", **_rms(header), **_experts(header)) | {
-        "intermediate_size": _inner_size(header, "ffn_down_exps"),
+        "intermediate_size": header.inner_size("ffn_down_exps"),
         "norm_topk_prob": False,
     }
     return Family(config, named_recipes(header, LLAMA | {"ffn_gate_inp": "mlp.gate"}))
@@ -298,11 +290,11 @@ def _like_deepseek_v3(header: GgufHeader, model_type: str, inner: Mapping[str, s
     """Experts that are chosen by sigmoids, after layers without experts."""
     _check_sigmoid(header)
     first = header.integer("leading_dense_block_count", 0)
-    shared, count = _inner_size(header, "ffn_down_shexp", first), header.integer("expert_shared_count", 1)
+    shared, count = header.inner_size("ffn_down_shexp", first), header.integer("expert_shared_count", 1)
     normed = header.get("expert_weights_norm")
     config = _common(header, model_type, **_rms(header), **_experts(header, first)) | {
-        "intermediate_size": _inner_size(header, layer=0) if first else shared,
-        "moe_intermediate_size": _inner_size(header, "ffn_down_exps", first),
+        "intermediate_size": header.inner_size(layer=0) if first else shared,
+        "moe_intermediate_size": header.inner_size("ffn_down_exps", first),
         "n_routed_experts": header.integer("expert_count"),
         "n_shared_experts": count,
         "n_group": header.integer("expert_group_count", 1),
@@ -354,4 +346,5 @@ FAMILIES: Mapping[str, Callable[[GgufHeader], Family]] = {
     "olmoe": _olmoe,
     "glm4moe": _glm4moe,
     "dots1": lambda header: _like_deepseek_v3(header, "dots1", LLAMA),
+    **RECURRENT,
 }

@@ -8,10 +8,8 @@ from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from typing import Any
 
-import torch
-
 from gpu_worker.models.gguf.header import GgufHeader
-from gpu_worker.models.gguf.recipes import LLAMA, NORMED_OUTPUTS, Family, Recipe, named_recipes
+from gpu_worker.models.gguf.recipes import LLAMA, NORMED_OUTPUTS, Family, Recipe, gates_of_experts, named_recipes
 from gpu_worker.models.gguf.tensors import ROPE_FACTORS, read_tensor
 from octavo.request.errors import BadModel
 
@@ -159,14 +157,5 @@ def _own_recipes(header: GgufHeader) -> dict[str, Recipe]:
             found[f"{to}.router.scale"] = Recipe((f"{at}.ffn_gate_inp.scale",))
             found[f"{to}.router.per_expert_scale"] = Recipe((f"{at}.ffn_down_exps.scale",))
             found[f"{to}.experts.down_proj"] = Recipe((f"{at}.ffn_down_exps.weight",))
-            found[f"{to}.experts.gate_up_proj"] = _gates(header, at)
+            found[f"{to}.experts.gate_up_proj"] = gates_of_experts(header, f"{at}.ffn_")
     return found
-
-
-def _gates(header: GgufHeader, at: str) -> Recipe:
-    """Files have them in one tensor, or the gates by themselves."""
-    if header.has(both := f"{at}.ffn_gate_up_exps.weight"):
-        return Recipe((both,))
-    return Recipe(
-        (f"{at}.ffn_gate_exps.weight", f"{at}.ffn_up_exps.weight"), lambda parts: torch.cat(tuple(parts), dim=1)
-    )

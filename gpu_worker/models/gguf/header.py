@@ -16,6 +16,8 @@ HARMLESS = (
 )
 MOST_CONTEXT = 1 << 24
 SHAPED_BY_LAYER = ("gemma4",)  # whose layers have keys of several shapes
+COUNTED_BY_LAYER = (*SHAPED_BY_LAYER, "granitehybrid", "jamba", "lfm2", "lfm2moe")  # some of which may have no keys
+GATED = ("qwen35", "qwen35moe", "qwen3next")  # each head of their queries has a gate of its size
 HARMLESS_ENDS = ("expert_shared_feed_forward_length", "rope.scaling.finetuned", "tensor_data_layout")
 
 
@@ -75,9 +77,13 @@ class GgufHeader(GgufSettings):
         self.heads = self.integer("attention.head_count")
         if not 1 <= self.layers <= len(file.tensors) or not 1 <= self.heads <= self.hidden:
             raise BadModel(f"{self.name}: {self.heads} heads, {self.layers} layers in {len(file.tensors)} tensors")
+        attending = (layer for layer in range(self.layers) if self.has(f"blk.{layer}.attn_k.weight"))
+        self.first_attending = next(attending, 0)  # others have recurrent layers before it
         self.kv_head_counts, self.head_dims = self._shapes()  # by layer
-        self.kv_heads, self.head_dim = self.kv_head_counts[0], self.head_dims[0]
+        self.kv_heads, self.head_dim = self.kv_head_counts[self.first_attending], self.head_dims[0]
         self.context = self.integer("context_length")
+        if self.kv_heads < 1:
+            raise BadModel(f"{self.name}: {self._full('attention.head_count_kv')} is {self.kv_heads}")
         self._check_sizes()
 
     def sizes(self) -> dict[str, Any]:
@@ -97,12 +103,14 @@ class GgufHeader(GgufSettings):
         """BadModel unless the sizes are those of the tensors: no memory is taken for what the file only claims."""
         if not 1 <= self.context <= MOST_CONTEXT:
             raise BadModel(f"{self.name}: {self.arch}.context_length is {self.context}")
-        if self.has("blk.0.attn_qkv.weight"):
+        at = f"blk.{self.first_attending}"
+        queries = self.heads * self.head_dim * (2 if self.arch in GATED else 1)
+        if self.has(f"{at}.attn_qkv.weight"):
             raise BadModel(f"{self.name} has queries, keys and values in one tensor: convert it without --fuse-qkv")
         expected = {
             "token_embd.weight": (None, self.hidden),
-            "blk.0.attn_q.weight": (self.heads * self.head_dim, self.hidden),
-            "blk.0.attn_k.weight": (self.kv_heads * self.head_dim, self.hidden),
+            f"{at}.attn_q.weight": (queries, self.hidden),
+            f"{at}.attn_k.weight": (self.kv_heads * self.head_dim, self.hidden),
         }
         for tensor, (rows, columns) in expected.items():
             found = self.shape(tensor)
@@ -115,9 +123,9 @@ class GgufHeader(GgufSettings):
         """How many heads the keys of each layer have, and of what size."""
         size = self.integer("attention.key_length", self.hidden // self.heads)
         counts = self.get("attention.head_count_kv")
-        if self.arch not in SHAPED_BY_LAYER or not isinstance(counts, list):
+        if self.arch not in COUNTED_BY_LAYER or not isinstance(counts, list):
             counts = [self.integer("attention.head_count_kv", self.heads)] * self.layers
-        if len(counts) != self.layers or not all(isinstance(count, int) for count in counts):
+        if len(counts) != self.layers or not all(isinstance(count, int) and count >= 0 for count in counts):
             raise BadModel(f"{self.name}: {self._full('attention.head_count_kv')} has no number for each layer")
         if self.arch not in SHAPED_BY_LAYER:
             return counts, [size] * self.layers
@@ -132,6 +140,17 @@ class GgufHeader(GgufSettings):
 
     def has(self, tensor: str) -> bool:
         return tensor in self.file.tensors
+
+    def inner_size(self, part: str = "ffn_down", layer: int = 0) -> int:
+        return self.shape(f"blk.{layer}.{part}.weight")[-1]
+
+    def experts(self, layer: int = 0) -> tuple[int, int]:
+        """How many a layer has, and how many of them a token asks. BadModel unless a layer that has some has these."""
+        count, used = self.integer("expert_count"), self.integer("expert_used_count")
+        stored = self.shape(f"blk.{layer}.ffn_down_exps.weight")[0]
+        if count != stored or not 1 <= used <= count:
+            raise BadModel(f"{self.name}: {used} of {count} experts, and tensors of {stored}")
+        return count, used
 
     def layer_types(self, window: int, period: int) -> list[str]:
         """What each layer sees: by the file's pattern if it has one, or all keys in the last layer of each period."""

@@ -5,7 +5,8 @@ from typing import Any
 from gpu_worker.models.gguf.header import GgufHeader, GgufSettings
 from octavo.request.errors import BadModel
 
-PARTIAL = ("glm4", "glm4moe", "minimax-m2", "stablelm")  # whose models in Transformers can turn a part of each head
+# Whose models in Transformers can turn a part of each head.
+PARTIAL = ("glm4", "glm4moe", "minimax-m2", "qwen35", "qwen35moe", "qwen3next", "stablelm")
 OPTIONAL = {"yarn_beta_fast": "beta_fast", "yarn_beta_slow": "beta_slow", "yarn_attn_factor": "attention_factor"}
 
 

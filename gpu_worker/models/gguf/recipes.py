@@ -5,7 +5,7 @@ turns as Llama, adds the 1 to the norms of Gemma, and splits or stacks matrices.
 those that a model of Transformers has in memory, where the experts of a layer are one tensor.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any
@@ -19,12 +19,17 @@ from octavo.request.errors import BadModel
 Join = Callable[[Sequence[Tensor]], Tensor]
 
 
+def unchanged(parts: Sequence[Tensor]) -> Tensor:
+    return parts[0]
+
+
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How a tensor of the model is made of tensors of the file."""
+    """How a tensor of the model is made of tensors of the file. `columns` are where its columns come from."""
 
     of: tuple[str, ...]
-    join: Join = lambda parts: parts[0]
+    join: Join = unchanged
+    columns: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,19 +72,25 @@ def named_recipes(
     for stem, (full, stored) in names.items():
         for end in ("weight", "bias"):
             if header.has(f"{full}.{end}"):
-                found[f"{stem}.{end}"] = Recipe((f"{full}.{end}",), (joins or {}).get(stored, lambda parts: parts[0]))
+                found[f"{stem}.{end}"] = Recipe((f"{full}.{end}",), (joins or {}).get(stored, unchanged))
     return found
 
 
-def expert_recipes(header: GgufHeader, place: str) -> dict[str, Recipe]:
-    """The experts of all layers, as Transformers has them in memory: gate and up in one tensor."""
+def expert_recipes(header: GgufHeader, place: str, layers: Iterable[int] | None = None) -> dict[str, Recipe]:
+    """The experts of these layers, or of all, as Transformers has them in memory: gate and up in one tensor."""
     found = {}
-    for layer in range(header.layers):
+    for layer in range(header.layers) if layers is None else layers:
         to, at = f"model.layers.{layer}.{place}.experts", f"blk.{layer}.ffn_"
-        both = (f"{at}gate_exps.weight", f"{at}up_exps.weight")
-        found[f"{to}.gate_up_proj"] = Recipe(both, lambda parts: torch.cat(tuple(parts), dim=1))
+        found[f"{to}.gate_up_proj"] = gates_of_experts(header, at)
         found[f"{to}.down_proj"] = Recipe((f"{at}down_exps.weight",))
     return found
+
+
+def gates_of_experts(header: GgufHeader, at: str) -> Recipe:
+    """Files have them in one tensor, or the gates by themselves."""
+    if header.has(both := f"{at}gate_up_exps.weight"):
+        return Recipe((both,))
+    return Recipe((f"{at}gate_exps.weight", f"{at}up_exps.weight"), lambda parts: torch.cat(tuple(parts), dim=1))
 
 
 def halves(num_heads: int) -> Join:

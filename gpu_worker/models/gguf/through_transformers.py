@@ -1,13 +1,13 @@
 """Reads the tensors of a GGUF file as a model of Transformers has them in memory (`families`)."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 import torch
 from torch import Tensor
 
 from gpu_worker.models.checkpoint.weights import FLOATS, ProgressCallback
 from gpu_worker.models.gguf.held_blocks import held_blocks
-from gpu_worker.models.gguf.recipes import Family, Recipe
+from gpu_worker.models.gguf.recipes import Family, Recipe, unchanged
 from gpu_worker.models.gguf.tensors import KERNELS, ROPE_FACTORS, read_tensor
 from octavo.model_files.gguf import GgufFile
 from octavo.model_files.gguf_support import FLOATS as FLOAT_TYPES
@@ -33,14 +33,18 @@ def prepare(
         raise BadModel(f"{len(left)} tensors of {file.path.name} have no place in the model: {some}")
     wanted = {name: recipe for name, recipe in family.recipes.items() if name not in left_out}
     source, tensors = RecipeSource(file, family), dict[str, Tensor]()
-    for name in wanted:
-        tensors[name] = source.get(name).to(dtype).contiguous()
+    for name, recipe in wanted.items():
+        tensor = source.get(name)
+        tensors[name] = (tensor if recipe.columns is None else tensor[..., recipe.columns]).to(dtype).contiguous()
         on_tensor(len(tensors), len(wanted))
     return tensors
 
 
 class RecipeSource:
-    """A BlockSource: the tensors of the model, of which those whose rows are in another order at most have blocks."""
+    """A source of the tensors of the model, whose columns are in the order of the file (`columns`).
+
+    It is a BlockSource: blocks have those that are whole rows of tensors of one type, in some order.
+    """
 
     def __init__(self, file: GgufFile, family: Family) -> None:
         self._file = file
@@ -56,32 +60,50 @@ class RecipeSource:
             self._file.release(part)
         return joined
 
+    def columns(self, name: str) -> Tensor | None:
+        """Where the columns of the model's tensor are among those of `get` and `blocks`; None: in their places."""
+        return self._recipes[name].columns
+
     def block_format(self, name: str) -> str:
-        recipe = self._recipes[name]
-        info = self._file.tensors[recipe.of[0]]
-        if info.type in FLOAT_TYPES or len(info.shape) != 2 or order_of_rows(recipe, *info.shape) is None:
+        infos = [self._file.tensors[part] for part in self._recipes[name].of]
+        kinds = {info.type for info in infos}
+        if len(kinds) > 1 or kinds & set(FLOAT_TYPES) or self._order(name) is None:
             return FLOATS
-        return KERNELS.get(info.type, "")
+        return KERNELS.get(infos[0].type, "")
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return tuple(self._file.tensors[self._recipes[name].of[0]].shape)
+        shapes = [tuple(self._file.tensors[part].shape) for part in self._recipes[name].of]
+        return (sum(shape[0] for shape in shapes), *shapes[0][1:])
 
     def blocks(self, name: str) -> Tensor:
-        recipe = self._recipes[name]
-        info = self._file.tensors[recipe.of[0]]
-        order = order_of_rows(recipe, *info.shape)
-        blocks = held_blocks(self._file.tensor_bytes(info.name), info.type).view(info.shape[0], -1)
-        self._file.release(info.name)
+        order, parts = self._order(name), []
+        for part in self._recipes[name].of:
+            info = self._file.tensors[part]
+            parts.append(held_blocks(self._file.tensor_bytes(part), info.type).view(info.shape[0], -1))
+            self._file.release(part)
+        blocks = parts[0] if len(parts) == 1 else torch.cat(parts)
         return blocks if order is None or torch.equal(order, torch.arange(len(order))) else blocks[order]
 
+    def _order(self, name: str) -> Tensor | None:
+        recipe = self._recipes[name]
+        return order_of_rows(recipe, [tuple(self._file.tensors[part].shape) for part in recipe.of])
 
-def order_of_rows(recipe: Recipe, rows: int, columns: int) -> Tensor | None:
-    """Where the rows of a recipe's matrix come from; None: it does more with its tensors than to move whole rows."""
-    if len(recipe.of) != 1:
+
+def order_of_rows(recipe: Recipe, shapes: Sequence[tuple[int, ...]]) -> Tensor | None:
+    """Where the rows of a recipe's matrix come from among those of all its tensors, in a row.
+
+    None: it does more with its tensors than to move whole rows.
+    """
+    columns = shapes[0][-1]
+    if any(len(shape) != 2 or shape[1] != columns for shape in shapes):
         return None
+    counts = [shape[0] for shape in shapes]
+    rows = sum(counts)
+    if recipe.join is unchanged:
+        return torch.arange(rows)
     try:
-        order = recipe.join([torch.arange(rows)[:, None]])
-        places = recipe.join([torch.arange(columns).expand(rows, columns).contiguous()])
+        order = recipe.join(torch.arange(rows)[:, None].split(counts))
+        places = recipe.join(torch.arange(columns).expand(rows, columns).contiguous().split(counts))
     except (RuntimeError, IndexError, BadModel):
         return None
     whole = order.dtype == places.dtype == torch.int64 and order.shape == (rows, 1) and places.shape == (rows, columns)

@@ -3,7 +3,8 @@
 A file is named by all that its bytes depend on. It is written beside its place and moved there when it is on the disk,
 so that it is whole or absent. One process at a time packs; others that start meanwhile wait and find the file. The
 folder has a bound: files that were not used for longest are removed, which takes nothing from workers that have them
-mapped. Whatever goes wrong here, the weights are packed in memory as if there were no folder.
+mapped. What would not fit by itself is not written, and nothing is removed for it. Whatever goes wrong here, the
+weights are packed in memory as if there were no folder.
 """
 
 import errno
@@ -13,11 +14,11 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Protocol
 
 from gpu_worker.models.fingerprint import sample_file
 from gpu_worker.models.packed.packed_file import NotUsable, PackedFileWriter, Place, open_packed
@@ -28,7 +29,27 @@ LEAST_BYTES = 16 << 20  # of weights; fewer are packed as fast as a file is open
 KEPT_FREE = 1 << 30  # bytes of the disk that are left to others
 LONGEST_WAIT_S = 900.0
 
-WriteTensors = Callable[[PackedFileWriter], Mapping[str, Place]]
+HEADER_BYTES = 4096, 256  # of a file, and of each of its tensors: more than there are
+
+
+class Packing(Protocol):
+    """How a checkpoint becomes packed weights. `scheme` is one of packed_weights.SCHEMES."""
+
+    @property
+    def scheme(self) -> str: ...
+
+    @property
+    def extension(self) -> ModuleType: ...
+
+    def in_memory(self) -> PackedWeights: ...
+
+    def sizes(self) -> list[int]:
+        """How many bytes each tensor will have, without reading their numbers."""
+        ...
+
+    def into(self, file: PackedFileWriter) -> Mapping[str, Place]:
+        """Writes the tensors to a file, each as soon as it is packed. Where each lies, by our names."""
+        ...
 
 
 class PackedCache:
@@ -40,21 +61,19 @@ class PackedCache:
         """Whether files of weights are large enough to be kept packed."""
         return sum(file.stat().st_size for file in files) >= LEAST_BYTES
 
-    def get(
-        self, name: str, key: Mapping[str, Any], scheme: str, extension: ModuleType, write: WriteTensors
-    ) -> PackedWeights | None:
-        """The weights of this key, from their file; `write` fills it if there is none. None if no file can be kept."""
+    def get(self, name: str, key: Mapping[str, Any], packing: Packing) -> PackedWeights | None:
+        """The weights of this key, from their file, which is made if there is none. None if no file can be kept."""
         path = self.path(name, key)
-        found = self._open(path, key, scheme, extension)
+        found = self._open(path, key, packing)
         if found is not None:
             return found
         try:
             self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             with self._turn() as mine:
-                found = self._open(path, key, scheme, extension)
+                found = self._open(path, key, packing)
                 if found is None and mine:
-                    self._write(path, key, extension, write)
-                    found = self._open(path, key, scheme, extension)
+                    self._write(path, key, packing)
+                    found = self._open(path, key, packing)
         except OSError as error:
             log.warning("packed weights are not kept in %s: %s", self._directory, error)
         return found
@@ -63,9 +82,9 @@ class PackedCache:
         digest = hashlib.blake2b(json.dumps(key, sort_keys=True).encode(), digest_size=16).hexdigest()
         return self._directory / f"{name.replace('/', '--')[:80]}-{digest}.packed"
 
-    def _open(self, path: Path, key: Mapping[str, Any], scheme: str, extension: ModuleType) -> PackedWeights | None:
+    def _open(self, path: Path, key: Mapping[str, Any], packing: Packing) -> PackedWeights | None:
         try:
-            packed, how = open_packed(path, key, scheme, extension)
+            packed, how = open_packed(path, key, packing.scheme, packing.extension)
         except FileNotFoundError:
             return None
         except (NotUsable, OSError) as error:
@@ -76,16 +95,18 @@ class PackedCache:
         log.info("packed weights: %s", how)
         return packed
 
-    def _write(self, path: Path, key: Mapping[str, Any], extension: ModuleType, write: WriteTensors) -> None:
+    def _write(self, path: Path, key: Mapping[str, Any], packing: Packing) -> None:
         """OSError if there is no room."""
         began = time.monotonic()
         part = path.with_suffix(".part")
         part.unlink(missing_ok=True)  # of a process that was killed
+        sizes = [size + HEADER_BYTES[1] for size in packing.sizes()]
+        self._make_room(sum(sizes) + HEADER_BYTES[0], part)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         descriptor = os.open(part, flags, 0o600)
         try:
-            writer = PackedFileWriter(descriptor, extension, lambda size: self._make_room(size, part))
-            writer.finish(key, write(writer))
+            writer = PackedFileWriter(descriptor, packing.extension, lambda size: self._make_room(size, part))
+            writer.finish(key, packing.into(writer))
             os.replace(part, path)
             _sync_folder(self._directory)
         finally:
@@ -94,24 +115,35 @@ class PackedCache:
         log.info("packed weights: packed and written to %s in %.1f s", path, time.monotonic() - began)
 
     def _make_room(self, size: int, part: Path) -> None:
-        """Removes what was not used for longest until a file of this size fits. OSError if it cannot fit."""
-        sizes = []
+        """Removes what was not used for longest until a file of this size fits. OSError, and nothing is removed, if it
+        cannot fit."""
+        if size > self._most_bytes:
+            reason = (
+                f"they take {size} bytes, more than packed_cache_bytes ({self._most_bytes}): every start packs them"
+            )
+            raise OSError(errno.EFBIG, f"{reason}, unless --packed-cache-bytes is larger")
+        others, written = [], 0
         for each in self._directory.iterdir():
-            if each.suffix in (".packed", ".part") and each != part:
+            if each.suffix in (".packed", ".part"):
                 with suppress(FileNotFoundError):
                     stat = each.lstat()
-                    sizes.append((stat.st_mtime_ns, stat.st_size, each))
-        total = size + sum(bytes_ for _, bytes_, _ in sizes)
-        for _, bytes_, oldest in sorted(sizes):
-            if total > self._most_bytes:
-                oldest.unlink(missing_ok=True)
-                log.info("packed weights: removed %s, which was not used for longest", oldest)
-                total -= bytes_
-        if total > self._most_bytes:
-            raise OSError(errno.EFBIG, f"they take more than packed_cache_bytes ({self._most_bytes})")
+                    if each == part:
+                        written = stat.st_size
+                    else:
+                        others.append((stat.st_mtime_ns, stat.st_size, each))
+        excess, removed = size + sum(bytes_ for _, bytes_, _ in others) - self._most_bytes, list[Path]()
         disk = os.statvfs(self._directory)
-        if disk.f_bavail * disk.f_frsize < KEPT_FREE:
-            raise OSError(errno.ENOSPC, f"its disk has less than {KEPT_FREE >> 20} MiB left")
+        free = disk.f_bavail * disk.f_frsize - (size - written)
+        for _, bytes_, oldest in sorted(others):
+            if excess > 0:
+                removed.append(oldest)
+                excess, free = excess - bytes_, free + bytes_
+        if free < KEPT_FREE:
+            reason = f"its disk would have less than {KEPT_FREE >> 20} MiB left beside their {size} bytes"
+            raise OSError(errno.ENOSPC, reason)
+        for oldest in removed:
+            oldest.unlink(missing_ok=True)
+            log.info("packed weights: removed %s, which was not used for longest", oldest)
 
     @contextmanager
     def _turn(self) -> Iterator[bool]:

@@ -1,34 +1,40 @@
 """Layers of a model in torch whose matrices the extension multiplies with, in 3 to 8 bits; all else stays torch's."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import ModuleType
 
 import torch
 from torch import Tensor, nn
 
-from gpu_worker.models.checkpoint.weights import FLOATS, BlockSource, CheckpointReader, ProgressCallback, WeightSource
+from gpu_worker.models.checkpoint.weights import FLOATS, BlockSource, MovedSource, ProgressCallback, WeightSource
+from gpu_worker.models.packed.layer_stacks import LayerStack, StackPacking
 from gpu_worker.models.packed.packed_weights import NativeMatrix, PackedWeights, weights_of
-from gpu_worker.models.packed.packing import BLOCK, GROUP_ROWS, MatrixPacker
-from gpu_worker.models.packed.weight_memory import HugePageAllocator
+from gpu_worker.models.packed.packing import BLOCK, GROUP_ROWS
 from octavo.request.errors import BadModel
 
 # Parts of names of layers that choose experts: rounded, they would choose others.
 CHOOSING = frozenset(("gate", "router", "shared_expert_gate", "wg", "gating"))
+READ_BY_MODELS = frozenset(("dt_proj",))  # of layers whose matrix a model's code multiplies with itself (Mamba 1)
 
 
 class PackedLinear(nn.Module):
-    """In the place of a linear layer."""
+    """In the place of a linear layer. `inputs` are where those of the matrix come from among those of the layer."""
 
-    def __init__(self, matrix: NativeMatrix, bias: Tensor | None, extension: ModuleType) -> None:
+    def __init__(
+        self, matrix: NativeMatrix, bias: Tensor | None, extension: ModuleType, inputs: Tensor | None = None
+    ) -> None:
         super().__init__()
         self.out_features, self.in_features = matrix.weight.rows, matrix.weight.cols
         self.matrix = matrix
         self._bias = None if bias is None else bias.detach().float()
+        self._inputs = inputs
         self._extension = extension
 
     def forward(self, x: Tensor) -> Tensor:
         rows = x.reshape(-1, self.in_features).float().contiguous()
+        if self._inputs is not None:
+            rows = rows[:, self._inputs]
         out = torch.empty((len(rows), self.out_features))
         self._extension.linear(out, rows, self.matrix.weight, self._bias)
         return out.to(x.dtype).view(*x.shape[:-1], self.out_features)
@@ -52,13 +58,17 @@ class PackedEmbedding(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class LayerPacking:
-    """Which layers of a model in torch are packed, and how. `scheme` is one of packed_weights.SCHEMES."""
+    """Which layers of a model in torch are packed, and how. `scheme` is one of packed_weights.SCHEMES.
+
+    `get_packed` packs, or gets from a file what was packed.
+    """
 
     source: WeightSource
     dtype: torch.dtype
     scheme: str
     extension: ModuleType
     on_tensor: ProgressCallback
+    get_packed: Callable[[StackPacking], PackedWeights] = StackPacking.in_memory
 
     def shapes(self, model: nn.Module) -> dict[str, tuple[int, ...]]:
         """The matrices that are packed, by their names in the source, which are those of the model."""
@@ -82,37 +92,45 @@ class LayerPacking:
             return True
         return isinstance(self.source, BlockSource) and self.source.block_format(weight) != FLOATS
 
+    def _moved_inputs(self, weight: str) -> Tensor | None:
+        if not isinstance(self.source, MovedSource) or weight not in self.source.names():  # it is the embedding's
+            return None
+        columns = self.source.columns(weight)
+        return None if columns is None else columns.argsort()
+
     def pack(self, model: nn.Module, shapes: Mapping[str, tuple[int, ...]]) -> PackedWeights:
         """Replaces the layers of these weights, and an output projection that is the embedding."""
-        checkpoint = CheckpointReader(self.source, torch.float32, self.on_tensor)
-        memory = HugePageAllocator()
-        packer = MatrixPacker(self.extension, self.source, checkpoint, self.scheme, self.dtype, memory)
         outer = {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, nn.Embedding)}
-        rounded = MatrixPacker(self.extension, self.source, checkpoint, self._outer_scheme, self.dtype, memory)
-        packers = {name: rounded if name in outer else packer for name in shapes}
-        matrices = {name: packers[name].stack([name], [shape]) for name, shape in shapes.items()}
+        schemes = {name: self._outer_scheme if name in outer else self.scheme for name in shapes}
+        stacks = {name: LayerStack([name], [shape], schemes[name]) for name, shape in shapes.items()}
+        packing = StackPacking(stacks, self.source, self.dtype, self.scheme, self.extension, self.on_tensor)
+        packed = self.get_packed(packing)
+        matrices = {name: each for name, each in packed.tensors.items() if isinstance(each, NativeMatrix)}
         names = {id(weight): name for name, weight in model.named_parameters()}  # of a shared one the first
         for name, module in list(model.named_modules()):
             weight = module.get_parameter("weight") if _is_plain(name, module) else None
             matrix = matrices.get(f"{name}.weight") or matrices.get(names.get(id(weight), ""))
             if weight is not None and matrix is not None:
                 parent, _, own = name.rpartition(".")
-                setattr(model.get_submodule(parent), own, _packed(module, weight, matrix, self.extension))
+                inputs = self._moved_inputs(f"{name}.weight")
+                setattr(model.get_submodule(parent), own, _packed(module, weight, matrix, self.extension, inputs))
         left = [name for name, weight in model.named_parameters(remove_duplicate=False) if name in shapes]
         if left:  # it has no numbers, as it was to be packed
             raise BadModel(f"{left[0]} is used in several places, and cannot be packed: say --quantization auto")
-        return PackedWeights(matrices, self.scheme)
+        return packed
 
 
 def _is_plain(name: str, module: nn.Module) -> bool:
     """Whether the layer computes what its class says, and no more than that."""
     if type(module) is nn.Linear:
-        return CHOOSING.isdisjoint(name.split("."))
+        return (CHOOSING | READ_BY_MODELS).isdisjoint(name.split("."))
     return type(module) is nn.Embedding or type(module).__name__.endswith("ScaledWordEmbedding")
 
 
-def _packed(module: nn.Module, weight: Tensor, matrix: NativeMatrix, extension: ModuleType) -> nn.Module:
+def _packed(
+    module: nn.Module, weight: Tensor, matrix: NativeMatrix, extension: ModuleType, inputs: Tensor | None
+) -> nn.Module:
     if isinstance(module, nn.Linear):
-        return PackedLinear(matrix, module.bias, extension)
+        return PackedLinear(matrix, module.bias, extension, inputs)
     scale = torch.as_tensor(getattr(module, "embed_scale", 1.0)).to(weight.dtype)
     return PackedEmbedding(matrix, float(scale), weight.dtype, extension)

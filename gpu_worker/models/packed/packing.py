@@ -15,6 +15,7 @@ Q3_K in Q6_K); others (such as Q2_K) are rounded to 8 bits by `auto`, and become
 A stack whose tensors are of several types, as K mixtures have, becomes several matrices.
 """
 
+import re
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, groupby
 from types import ModuleType
@@ -30,6 +31,7 @@ PACKING = 6  # rises when the same checkpoint is packed to other bytes, or to an
 BLOCK = 32
 GROUP_ROWS = 16
 PIECE_VALUES = 2 << 20  # so many are converted at once: they stay in the caches, and no tensor is copied whole
+DIGITS = re.compile(r"\d+")
 OUTER = ("model.embed_tokens.weight", "lm_head.weight")
 
 
@@ -52,21 +54,38 @@ class MatrixPacker:
         self._whole_scheme = scheme
         self._dtype = dtype
         self._memory = memory
+        self._dtypes: dict[str, torch.dtype] = {}  # of tensors in floats, by their names without numbers
 
     def stack(self, names: list[str], shapes: list[tuple[int, ...]]) -> NativeMatrix:
-        blocked = all(columns % BLOCK == 0 for _, columns in shapes)
-        if self._scheme in ("q8", "q4") and blocked:
-            format_ = "q8" if names[0] in OUTER else self._scheme
-            return self._round(names, shapes, format_)
-        if isinstance(self._source, BlockSource) and blocked:
-            formats = {self._source.block_format(name) for name in names}
-            if self._scheme == "none" and self._dtype == torch.bfloat16:
-                return self._plain(names, shapes)
-            if len(formats) == 1 and not formats & {FLOATS, ""}:
-                return self._repack(self._source, names, shapes, formats.pop())
-            if self._scheme == "auto" and FLOATS not in formats:
-                return self._round(names, shapes, "q8")
-        return self._plain(names, shapes)
+        format_, own = self._format(names, shapes)
+        if format_ == FLOATS:
+            return self._plain(names, shapes)
+        return self._repack(own, names, shapes, format_) if own else self._round(names, shapes, format_)
+
+    def size(self, names: list[str], shapes: list[tuple[int, ...]]) -> int:
+        """How many bytes `stack` would make. Of tensors in floats the type is that of others of their kind."""
+        rows, columns = sum(rows for rows, _ in shapes), shapes[0][1]
+        format_, _ = self._format(names, shapes)
+        if format_ == FLOATS:
+            dtype = self._plain_dtype([self._stored_dtype(name) for name in names])
+            if not self._is_halved(dtype, columns):
+                return rows * columns * dtype.itemsize
+            format_ = "halves"
+        found: int = self._extension.packed_bytes(format_, rows, columns)
+        return found
+
+    def _format(self, names: list[str], shapes: list[tuple[int, ...]]) -> tuple[str, BlockSource | None]:
+        """That of a stack, or FLOATS; and the source whose blocks it has, if they are kept."""
+        if any(columns % BLOCK for _, columns in shapes):
+            return FLOATS, None
+        if self._scheme in ("q8", "q4"):
+            return "q8" if names[0] in OUTER else self._scheme, None
+        if not isinstance(self._source, BlockSource) or (self._scheme == "none" and self._dtype == torch.bfloat16):
+            return FLOATS, None
+        formats = {self._source.block_format(name) for name in names}
+        if len(formats) == 1 and not formats & {FLOATS, ""}:
+            return formats.pop(), self._source
+        return "q8" if self._scheme == "auto" and FLOATS not in formats else FLOATS, None
 
     def split(self, names: list[str]) -> list[list[str]]:
         """The tensors of a stack by those that `stack` makes one matrix of: neighbours of one type, if it is kept.
@@ -85,12 +104,9 @@ class MatrixPacker:
     def _plain(self, names: list[str], shapes: list[tuple[int, ...]]) -> NativeMatrix:
         """A plain matrix: in 16 bits if the tensors are stored so, which loses nothing and takes half the bytes."""
         parts = [self._checkpoint.read_stored(name, shape) for name, shape in zip(names, shapes, strict=True)]
-        stored = {part.dtype for part in parts}
-        dtype = parts[0].dtype if len(stored) == 1 and parts[0].dtype in FORMATS else torch.float32
-        if self._dtype != torch.float32 and dtype == torch.float32:
-            dtype = self._dtype
+        dtype = self._plain_dtype([part.dtype for part in parts])
         rows, columns = sum(part.shape[0] for part in parts), parts[0].shape[1]
-        if dtype == self._dtype == torch.bfloat16 and columns % BLOCK == 0:
+        if self._is_halved(dtype, columns):
             data = self._packed("halves", rows, columns)
             for place, values in self._pieces(parts, data, torch.bfloat16):
                 self._extension.pack(place, values)
@@ -101,6 +117,19 @@ class MatrixPacker:
             data = self._memory.allocate(rows * columns * dtype.itemsize).view(dtype).view(rows, columns)
             torch.cat([part.to(dtype) for part in parts], out=data)
         return self._matrix(data, FORMATS[dtype], rows, columns)
+
+    def _plain_dtype(self, stored: list[torch.dtype]) -> torch.dtype:
+        dtype = stored[0] if len(set(stored)) == 1 and stored[0] in FORMATS else torch.float32
+        return self._dtype if self._dtype != torch.float32 and dtype == torch.float32 else dtype
+
+    def _is_halved(self, dtype: torch.dtype, columns: int) -> bool:
+        return dtype == self._dtype == torch.bfloat16 and columns % BLOCK == 0
+
+    def _stored_dtype(self, name: str) -> torch.dtype:
+        kind = DIGITS.sub("", name)
+        if kind not in self._dtypes:
+            self._dtypes[kind] = self._source.get(name).dtype
+        return self._dtypes[kind]
 
     def _round(self, names: list[str], shapes: list[tuple[int, ...]], format_: str) -> NativeMatrix:
         parts = [self._checkpoint.read_stored(name, shape) for name, shape in zip(names, shapes, strict=True)]

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from math import prod
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ from gpu_worker.ops import Ops
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"silu": silu, "swish": silu}
 exponential, softplus = by_registers(torch.exp), by_registers(functional.softplus)
 AT_ONCE = 64  # tokens: Mamba 1 has a number for each of them, each channel and each of its state
+CACHED_NUMBERS = 1 << 19  # of states of several sequences that are changed at once, and should stay in a core's cache
 NORM_EPS = 1e-6  # of queries and keys of delta rules
 
 
@@ -47,6 +49,24 @@ class Recurrences:
         """[1, channels, num_tokens]: each output is made of as many inputs as `weight` [channels, width] is wide."""
         inputs, width = hidden_states[0].T.contiguous(), weight.shape[-1]
         index = self.states.claim("inputs", (width - 1, inputs.shape[1]), inputs.dtype)
+        taps = weight.float().T
+        if self.states.of_one:
+            line = torch.cat((self.states.rows_before(index, self.states.runs), inputs[:, None]), dim=1)
+            self.states.keep_rows(index, self.states.runs, line[:, 1:])
+            seen = [*line.float().unbind(1)]
+        else:
+            seen = self._seen(index, inputs, width)
+        total = seen[0] * taps[0]
+        for given, tap in zip(seen[1:], taps[1:], strict=True):  # one after another, whatever the number of tokens
+            total = total + given * tap
+        if bias is not None:
+            total = total + bias.float()
+        if activation is not None:
+            total = ACTIVATIONS.get(activation, ACT2FN[activation])(total)
+        return total.to(hidden_states.dtype).T.unsqueeze(0)
+
+    def _seen(self, index: int, inputs: Tensor, width: int) -> list[Tensor]:
+        """For each tap what it sees of `inputs` [num_tokens, channels] and of those before them."""
         known, places, first = [], [], 0
         for run in self.states.runs:
             known += [self.states.before(index, run), inputs[run.begin : run.end]]
@@ -57,15 +77,7 @@ class Recurrences:
                 self.states.keep(index, piece, last)
             first += run.end - run.begin
         line, rows = torch.cat(known).float(), torch.tensor(places, device=inputs.device)
-        taps = weight.float()
-        total = line[rows] * taps[:, 0]
-        for tap in range(1, width):  # one after another, whatever the number of tokens
-            total = total + line[rows + tap] * taps[:, tap]
-        if bias is not None:
-            total = total + bias.float()
-        if activation is not None:
-            total = ACTIVATIONS.get(activation, ACT2FN[activation])(total)
-        return total.to(hidden_states.dtype).T.unsqueeze(0)
+        return [line[rows + tap] for tap in range(width)]
 
     def gated_delta(
         self,
@@ -151,6 +163,18 @@ class Recurrences:
         """`Ops.linear_recurrence` over all tokens of the step. `decays` makes those of some tokens."""
         shape = values.shape[1], keys.shape[-1], values.shape[-1]
         index, outputs = self.states.claim(kind, shape, torch.float32), torch.empty_like(values)
+        if self.states.of_one:
+            at_once = max(1, CACHED_NUMBERS // prod(shape))
+            for first in range(0, len(self.states.runs), at_once):
+                runs = self.states.runs[first : first + at_once]
+                part = slice(first, first + len(runs))
+                state = self.states.rows_before(index, runs)
+                one = _beside(queries[part]), _beside(keys[part]), _beside(values[part]), _beside(decays(part))
+                rate = None if rates is None else _beside(rates[part])
+                read = self._ops.linear_recurrence(state.flatten(0, 1), *one, rate)
+                outputs[part] = read.view(outputs[part].shape)
+                self.states.keep_rows(index, runs, state)
+            return outputs
         for run in self.states.runs:
             state = self.states.before(index, run)
             for piece in run.pieces:
@@ -161,6 +185,11 @@ class Recurrences:
                     outputs[part] = self._ops.linear_recurrence(state, *given, rate)
                 self.states.keep(index, piece, state)
         return outputs
+
+
+def _beside(each: Tensor) -> Tensor:
+    """The heads of tokens of several sequences as those of one token."""
+    return each.flatten(0, 1).unsqueeze(0)
 
 
 def _fade(logarithms: Tensor) -> Tensor:

@@ -52,6 +52,8 @@ class StepStates:
         self.device = batch.token_ids.device
         self._blocks = blocks
         self.runs = tuple(_runs(batch, block_size))
+        self.of_one = bool(self.runs) and all(run.end - run.begin == 1 for run in self.runs)
+        self._rooms: dict[StatePart, Tensor] = {}
         for run in self.runs:
             known = run.pieces[-1].num_tokens - (run.end - run.begin)
             if blocks is not None and run.before >= 0 and (found := blocks.num_tokens(run.before)) != known:
@@ -76,6 +78,25 @@ class StepStates:
         """Keeps a part of the state after the last token of a piece."""
         if self._blocks is not None:
             self._blocks.write(index, piece.block, value)
+
+    def rows_before(self, index: int, runs: Sequence[Run]) -> Tensor:
+        """`before` of several runs, [number of runs, ...], in memory that the next call for such a part uses again."""
+        part = self.asked[index]
+        room = self._rooms.get(part)
+        if room is None or len(room) < len(runs):
+            room = self._rooms[part] = torch.empty((len(runs), *part.shape), dtype=part.dtype, device=self.device)
+        room = room[: len(runs)]
+        known = [run.before for run in runs]
+        if self._blocks is not None and min(known) >= 0:
+            return self._blocks.read_rows(index, known, room)
+        for row, run in zip(room, runs, strict=True):
+            row.copy_(self.before(index, run))
+        return room
+
+    def keep_rows(self, index: int, runs: Sequence[Run], values: Tensor) -> None:
+        """Keeps parts of the states after runs that are one piece each."""
+        if self._blocks is not None:
+            self._blocks.write_rows(index, [run.pieces[0].block for run in runs], values)
 
     def end(self) -> None:
         """All operations have run: the blocks have the states after these tokens."""

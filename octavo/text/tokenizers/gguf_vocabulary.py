@@ -33,6 +33,9 @@ _LLAMA3 = (
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _QWEN2 = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
+_QWEN35 = _QWEN2.replace(r"[^\r\n\p{L}\p{N}]?\p{L}+", r"[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+").replace(
+    r"[^\s\p{L}\p{N}]", r"[^\s\p{L}\p{M}\p{N}]"
+)
 _WORD_START = r"[^\r\n\p{L}\p{N}]?"
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _ENDING = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
@@ -42,7 +45,7 @@ _GPT4O = (
 )
 _TEKKEN = _GPT4O.replace(_ENDING, "").replace(r"\p{N}{1,3}", r"\p{N}")
 _SEED = _QWEN2.replace(r"]+[\r\n]*|", "]+|")
-_LLAMA3_NAMES = ("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral")
+_LLAMA3_NAMES = ("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "lfm2", "pixtral")
 # Those that take a word of the vocabulary as one token, whatever the merges say, and begin a text.
 _WHOLE_WORDS = (*_LLAMA3_NAMES, "tekken")
 
@@ -64,6 +67,7 @@ PRE_TOKENIZERS = {  # by the name that tokenizer.ggml.pre has
     "gpt-4o": lambda: _split(_GPT4O),  # Phi-4-mini
     "tekken": lambda: _split(_TEKKEN),  # Mistral's since Nemo
     "seed-coder": lambda: _split(_SEED),
+    "qwen35": lambda: _split(_QWEN35),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "stablelm2"), lambda: _split(_QWEN2)),
 }
 

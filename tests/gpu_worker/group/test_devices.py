@@ -21,10 +21,10 @@ from gpu_worker.group import device_group
 from gpu_worker.group.device_group import refuse_on_devices
 from gpu_worker.group.loading import load_group
 from gpu_worker.group.rank_watch import RankFailed
-from gpu_worker.models import load_options
 from gpu_worker.models.decoders.llama import LlamaDecoder
 from gpu_worker.models.decoders.ranks.device_team import COPY, SWAP_IN, SWAP_OUT, DeviceTeam
 from gpu_worker.models.decoders.ranks.place import TeamBroken
+from gpu_worker.models.loading import load_options
 from gpu_worker.ops.reference import ReferenceOps
 from gpu_worker.running import loading
 from gpu_worker.running.loading import load_runner

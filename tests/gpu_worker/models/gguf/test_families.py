@@ -12,8 +12,9 @@ import torch
 import transformers
 from differences import difference
 from effort import diagonal
-from gguf_converter import ARCHITECTURES, convert
+from gguf_converter import ARCHITECTURES
 from gguf_models import encoded, write_bare
+from gguf_recurrent import MODELS as RECURRENT
 from instruction_sets import OPS
 from transformers_types import MIXTURES, SMALL, TYPES, WIDE
 
@@ -73,20 +74,8 @@ def made(tiny):
     return lambda name: tiny(f"gguf {name}", *MODELS[name])
 
 
-@pytest.fixture
-def converted(made, tmp_path):
-    """The file of a model, written with these options."""
-
-    def write(name, *change, **options):
-        path = tmp_path / f"{name}-{len(list(tmp_path.iterdir()))}.gguf"
-        convert(made(name).directory, path, *change, **options)
-        return path
-
-    return write
-
-
 def test_every_architecture_has_a_model_here():
-    kinds = {getattr(transformers, f"{kind}Config").model_type for kind, _ in MODELS.values()}
+    kinds = {getattr(transformers, f"{kind}Config").model_type for kind, _ in (MODELS | RECURRENT).values()}
     assert {ARCHITECTURES[kind] for kind in kinds} - set(OWN) == set(THROUGH_TRANSFORMERS)
 
 

@@ -3,7 +3,7 @@
 import errno
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -23,8 +23,8 @@ from gpu_worker.models.decoders.config import LlamaConfig
 from gpu_worker.models.decoders.native_llama import LlamaPacking
 from gpu_worker.models.gguf.tensors import GgufSource, read_config
 from gpu_worker.models.packed import packed_cache, packed_file
-from gpu_worker.models.packed.packed_cache import PackedCache, content_key
-from gpu_worker.models.packed.packed_file import PackedFileWriter, Place
+from gpu_worker.models.packed.packed_cache import PackedCache, Packing, content_key
+from gpu_worker.models.packed.packed_file import PackedFileWriter, Place, open_packed
 from gpu_worker.models.packed.packed_weights import NativeMatrix, PackedWeights
 from gpu_worker.ops import native
 from octavo.model_files.gguf import GgufFile
@@ -72,18 +72,30 @@ def bits(packed: PackedWeights | None) -> dict[str, tuple[Any, ...]]:
 class Counted:
     """A packing that counts how often it was written to a file."""
 
-    def __init__(self, packing: LlamaPacking, before: Callable[[], object] = lambda: None) -> None:
+    def __init__(self, packing: Packing, before: Callable[[], object] = lambda: None) -> None:
         self.packing = packing
+        self.scheme, self.extension = packing.scheme, packing.extension
         self.times = 0
         self._before = before
 
     def get(self, cache: PackedCache, key: dict[str, Any] = KEY) -> PackedWeights | None:
-        return cache.get("tiny", key, self.packing.scheme, self.packing.extension, self._write)
+        return cache.get("tiny", key, self)
 
-    def _write(self, file: PackedFileWriter) -> dict[str, Place]:
+    def in_memory(self) -> PackedWeights:
+        return self.packing.in_memory()
+
+    def sizes(self) -> list[int]:
+        return self.packing.sizes()
+
+    def into(self, file: PackedFileWriter) -> Mapping[str, Place]:
         self.times += 1
         self._before()
         return self.packing.into(file)
+
+
+def never(packing: LlamaPacking) -> Counted:
+    """One that may not pack."""
+    return Counted(packing, lambda: pytest.fail("packed anew"))
 
 
 @pytest.fixture
@@ -119,16 +131,18 @@ def test_weights_from_a_file_have_the_bits_of_those_in_memory(
         native.load().select_isa(isa)
         assert bits(packing_of(path, scheme, dtype).in_memory()) == expected
     assert bits(Counted(packing_of(path, scheme, dtype)).get(cache)) == expected
+    places = open_packed(cache.path("tiny", KEY), KEY, scheme, EXTENSION)[0].tensors.values()
+    written = [each.data if isinstance(each, NativeMatrix) else each for each in places]
+    assert sorted(packing_of(path, scheme, dtype).sizes()) == sorted(each.nbytes for each in written)
     for huge in (0, ROOM):  # copied, or mapped
         monkeypatch.setattr(packed_file, "_huge_bytes", lambda address, huge=huge: huge)
-        found = cache.get("tiny", KEY, scheme, EXTENSION, lambda file: pytest.fail("packed anew"))
-        assert bits(found) == expected
+        assert bits(never(packing_of(path, scheme, dtype)).get(cache)) == expected
 
 
 def test_inputs_of_8_bits_share_the_file_of_the_same_weights(tiny, cache) -> None:
     path = tiny("llama-wide").directory
     Counted(packing_of(path, "q4")).get(cache)
-    found = cache.get("tiny", KEY, "q4-a8", EXTENSION, lambda file: pytest.fail("packed anew"))
+    found = never(packing_of(path, "q4-a8")).get(cache)
     assert bits(found) == bits(packing_of(path, "q4-a8").in_memory()) != bits(packing_of(path, "q4").in_memory())
 
 
@@ -239,6 +253,21 @@ def test_the_folder_stays_within_its_bound(tiny, tmp_path_factory, keys, fit) ->
         for place in used[-1:]:
             os.utime(cache.path("tiny", {"n": place}), (now, now))
         assert set(folder.glob("tiny*")) == {cache.path("tiny", {"n": each}) for each in used}
+
+
+def test_nothing_is_removed_or_written_for_what_does_not_fit(tiny, tmp_path, monkeypatch, caplog) -> None:
+    counted, folder = Counted(packing_of(tiny("llama").directory)), tmp_path / "packed"
+    folder.mkdir()
+    size = sum(counted.sizes())
+    other = folder / "other.packed"
+    other.write_bytes(bytes(100))
+    assert counted.get(PackedCache(folder, size - 1)) is None
+    monkeypatch.setattr(packed_cache, "KEPT_FREE", 1 << 60)
+    assert counted.get(PackedCache(folder, 2 * size)) is None
+    assert other.exists()
+    assert counted.times == 0
+    assert f"more than packed_cache_bytes ({size - 1})" in caplog.text
+    assert "--packed-cache-bytes" in caplog.text
 
 
 def test_the_content_key_changes_with_the_weights_and_what_decides(tmp_path) -> None:

@@ -10,9 +10,11 @@ import transformers
 from differences import difference
 from gguf.quants import dequantize, quantize
 from random_models import random_model
-from transformers_types import GEMMA4, SMALL
+from transformers_types import GEMMA4, SMALL, STATEFUL
 
 from gpu_worker.models.checkpoint.weights import SafetensorsSource
+from gpu_worker.models.packed import packed_cache
+from gpu_worker.models.packed.layer_stacks import StackPacking
 from gpu_worker.models.packed.packed_linear import LayerPacking, PackedEmbedding, PackedLinear
 from gpu_worker.ops import native
 from octavo.request.errors import InvalidArgument
@@ -20,6 +22,8 @@ from octavo.request.errors import InvalidArgument
 pytestmark = pytest.mark.skipif(native.load() is None, reason="the extension was not built")
 PROMPT = [(7 * i + 3) % 128 for i in range(50)]
 SIZES = {"num_hidden_layers": 2, "hidden_size": 64}
+ALONE = {"num_experts": 1, "num_experts_per_tok": 1}
+TWO = ["linear_attention", "full_attention"]
 MODELS = {
     "gemma": ("Gemma", {**SMALL, **SIZES, "head_dim": 16}),  # its embedding is the output projection
     "gemma4": ("Gemma4Text", {**GEMMA4, "hidden_size_per_layer_input": 16, "vocab_size_per_layer_input": 128}),
@@ -29,6 +33,12 @@ MODELS = {
         | {"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0},
     ),
     "starcoder2": ("Starcoder2", {**SMALL, **SIZES}),  # with biases
+    "qwen3_5": ("Qwen3_5Text", {**STATEFUL["qwen3_5_text"][1], **SIZES, "layer_types": TWO}),
+    "lfm2": ("Lfm2", {**STATEFUL["lfm2"][1], **SIZES, "layer_types": ["conv", "full_attention"]}),
+    "jamba": (
+        "Jamba",
+        {**STATEFUL["jamba"][1], **SIZES, "mamba_dt_rank": 32, "num_experts": 1, "num_experts_per_tok": 1},
+    ),
     "granitemoe": ("GraniteMoe", {**SMALL, **SIZES, "num_local_experts": 4, "num_experts_per_tok": 2}),
 }
 
@@ -64,3 +74,24 @@ def test_rounding_of_what_has_no_such_layer_is_refused(tiny, load):
     narrow = tiny("granite-narrow", "Granite", {**SMALL, "hidden_size": 24, "intermediate_size": 40, "head_dim": 10})
     with pytest.raises(InvalidArgument, match="q8: no layer of this model is packed: say auto"):
         load(narrow.directory, quantization="q8")
+
+
+def test_a_second_start_maps_the_layers(tiny, load, all_logits, tmp_path, monkeypatch):
+    """One with other bits packs them again, and so does one that finds a damaged file."""
+    monkeypatch.setattr(packed_cache, "LEAST_BYTES", 0)
+    source, written = tiny("starcoder2-packed", *MODELS["starcoder2"]), []
+    write = StackPacking.into
+    monkeypatch.setattr(StackPacking, "into", lambda packing, file: [written.append(1), write(packing, file)][1])
+
+    def logits(scheme):
+        runner = load(source.directory, quantization=scheme, packed_cache=str(tmp_path / "packed"))
+        return all_logits(runner, PROMPT)
+
+    expected = all_logits(load(source.directory, quantization="q8", packed_cache="off"), PROMPT)
+    for scheme, times in (("q8", 1), ("q8", 1), ("q8-a8", 1), ("q4", 2), ("q8", 2)):
+        assert torch.equal(logits(scheme), expected) == (scheme == "q8")
+        assert len(written) == times
+    for file in (tmp_path / "packed").glob("*.packed"):
+        file.write_bytes(file.read_bytes()[:-1000])
+    assert torch.equal(logits("q8"), expected)
+    assert len(written) == 3

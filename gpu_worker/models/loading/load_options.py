@@ -116,3 +116,9 @@ class LoadOptions:
             log.info("positions are those for %s sequences (--context-tokens decides)", "long" if is_long else "short")
             variant += " long" if is_long else " short"
         return variant + (f" kv-scales {digest_of(self.kv_scales)}" if self.kv_scales else "")
+
+
+def without_8_bits(how: LoadOptions) -> InvalidArgument:
+    remedy = "say q8-a8 or q4-a8, or leave -a8 out" if weights_of(how.quantization) == "auto" else "leave -a8 out"
+    reason = f"inputs are rounded for matrices of 3 to 8 bits alone, and no layer has one here: {remedy}"
+    return InvalidArgument("quantization", f"{how.quantization}: {reason}")

@@ -1,0 +1,20 @@
+"""How GGUF files of models with recurrent layers become models of Transformers."""
+
+from collections.abc import Callable, Mapping
+
+from gpu_worker.models.gguf.header import GgufHeader
+from gpu_worker.models.gguf.recipes import Family
+from gpu_worker.models.gguf.recurrent.convolutions import read_lfm2, read_lfm2moe
+from gpu_worker.models.gguf.recurrent.delta_nets import read_qwen3next, read_qwen35, read_qwen35moe
+from gpu_worker.models.gguf.recurrent.mamba import read_falcon_h1, read_granitehybrid, read_jamba
+
+RECURRENT: Mapping[str, Callable[[GgufHeader], Family]] = {
+    "falcon-h1": read_falcon_h1,
+    "granitehybrid": read_granitehybrid,
+    "jamba": read_jamba,
+    "lfm2": read_lfm2,
+    "lfm2moe": read_lfm2moe,
+    "qwen35": read_qwen35,
+    "qwen35moe": read_qwen35moe,
+    "qwen3next": read_qwen3next,
+}

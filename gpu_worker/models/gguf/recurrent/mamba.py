@@ -1,0 +1,193 @@
+"""Mamba 1 and 2 beside attention: Granite 4, Falcon-H1 and Jamba."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gpu_worker.models.gguf.header import GgufHeader
+from gpu_worker.models.gguf.positions import rope_parameters
+from gpu_worker.models.gguf.recipes import (
+    LLAMA,
+    Family,
+    Recipe,
+    expert_recipes,
+    named_recipes,
+    turned_as_llama,
+)
+from octavo.request.errors import BadModel
+
+NORMS = {"attn_norm": "input_layernorm", "ffn_norm": "pre_ff_layernorm"}
+ATTENTION = {stored: stem for stored, stem in LLAMA.items() if stored in ("attn_q", "attn_k", "attn_v", "attn_output")}
+SCAN = {f"ssm_{part}": f"mamba.{stem}" for part, stem in (("in", "in_proj"), ("norm", "norm"), ("out", "out_proj"))}
+SCAN1 = {
+    **SCAN,
+    "ssm_x": "mamba.x_proj",
+    "ssm_dt": "mamba.dt_proj",
+    **{f"ssm_{part}_norm": f"mamba.{part}_layernorm" for part in ("dt", "b", "c")},
+}
+MLP = {f"ffn_{part}": f"feed_forward.{part}_proj" for part in ("gate", "up", "down")}
+NO_TOKENS = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
+
+
+def read_granitehybrid(header: GgufHeader) -> Family:
+    if header.get("rope.scaling.finetuned") is not False:
+        reason = "its layers turn positions, as those of Bamba do (granitehybrid.rope.scaling.finetuned)"
+        raise BadModel(f"{header.name}: {reason}: use a directory of this model")
+    header.integer("rope.dimension_count", header.head_dim)  # which no layer turns
+    header.number("rope.freq_base", 0.0)
+    sparse = header.integer("expert_count", 0) > 0
+    count, used = header.experts() if sparse else (0, header.integer("expert_used_count", 0))
+    shared = "shexp" if sparse else ""
+    down = f"ffn_down_{shared}".rstrip("_")
+    config = {
+        "model_type": "granitemoehybrid",
+        **header.sizes(),
+        **_eps(header),
+        **_mamba2(header),
+        "mamba_expand": _whole(header, header.integer("ssm.inner_size"), header.hidden),
+        "layer_types": ["full_attention" if keys else "linear_attention" for keys in header.kv_head_counts],
+        "position_embedding_type": None,
+        "attention_bias": header.has(f"blk.{header.first_attending}.attn_q.bias"),
+        "embedding_multiplier": header.number("embedding_scale", 1.0) or 1.0,
+        "residual_multiplier": header.number("residual_scale", 1.0) or 1.0,
+        "attention_multiplier": header.number("attention.scale", 0.0) or header.head_dim**-0.5,
+        "logits_scaling": header.number("logit_scale", 1.0) or 1.0,
+        "num_local_experts": count,
+        "num_experts_per_tok": used,
+        "intermediate_size": header.inner_size("ffn_down_exps" if sparse else down),
+        "shared_intermediate_size": header.inner_size(down),
+    }
+    inner = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm", **ATTENTION, **SCAN}
+    recipes = named_recipes(
+        header,
+        inner | {"ffn_gate_inp": "block_sparse_moe.router", down: "shared_mlp.output_linear"},
+        turned_as_llama(header),
+    )
+    recipes |= _scan_recipes(header) | (expert_recipes(header, "block_sparse_moe") if sparse else {})
+    for layer in range(header.layers):
+        both = tuple(f"blk.{layer}.{down.replace('down', part)}.weight" for part in ("gate", "up"))
+        recipes[f"model.layers.{layer}.shared_mlp.input_linear.weight"] = Recipe(both, _stacked)
+    return Family(config, recipes)
+
+
+def read_falcon_h1(header: GgufHeader) -> Family:
+    """The converter multiplies all that the model would multiply with constants, which are 1 then."""
+    config = {
+        "model_type": "falcon_h1",
+        **header.sizes(),
+        **_eps(header),
+        **_mamba2(header),
+        "rope_parameters": rope_parameters(header),
+        "intermediate_size": header.inner_size(),
+        "mamba_d_ssm": header.integer("ssm.inner_size"),
+        "mamba_rms_norm": header.has("blk.0.ssm_norm.weight"),
+        "mamba_norm_before_gate": False,
+        "attention_bias": header.has("blk.0.attn_q.bias"),
+        "mlp_bias": header.has("blk.0.ffn_down.bias"),
+    }
+    recipes = named_recipes(header, NORMS | ATTENTION | SCAN | MLP) | _scan_recipes(header)
+    for layer in range(header.layers):  # whose name has no end
+        recipes[f"model.layers.{layer}.pre_ff_layernorm.weight"] = Recipe((f"blk.{layer}.ffn_norm",))
+    return Family(config, _with_last_norm(recipes))
+
+
+def read_jamba(header: GgufHeader) -> Family:
+    sparse = [layer for layer in range(header.layers) if header.has(f"blk.{layer}.ffn_gate_inp.weight")]
+    dense = [layer for layer in range(header.layers) if layer not in sparse]
+    count, used = header.experts(sparse[0]) if sparse else (1, 1)
+    attending = [layer for layer, keys in enumerate(header.kv_head_counts) if keys]
+    inner, rank = header.integer("ssm.inner_size"), header.integer("ssm.time_step_rank")
+    if not sparse:  # files say how many there are of none
+        header.integer("expert_count", 0)
+        header.integer("expert_used_count", 0)
+    config = {
+        "model_type": "jamba",
+        **header.sizes(),
+        **_eps(header),
+        **_periods(header, "attn_layer", attending),
+        **_periods(header, "expert_layer", sparse),
+        "intermediate_size": header.inner_size(layer=dense[0]) if dense else header.inner_size("ffn_down_exps"),
+        "num_experts": count,
+        "num_experts_per_tok": used,
+        "mamba_d_state": header.integer("ssm.state_size"),
+        "mamba_d_conv": header.integer("ssm.conv_kernel"),
+        "mamba_expand": _whole(header, inner, header.hidden),
+        "mamba_dt_rank": rank,
+        "mamba_conv_bias": header.has(f"blk.{_first_scan(header)}.ssm_conv1d.bias"),
+        "mamba_proj_bias": header.has(f"blk.{_first_scan(header)}.ssm_in.bias"),
+    }
+    names = NORMS | ATTENTION | SCAN1 | MLP | {"ffn_gate_inp": "feed_forward.router"}
+    recipes = named_recipes(header, names) | _scan_recipes(header) | expert_recipes(header, "feed_forward", sparse)
+    return Family(config, _with_last_norm(recipes))
+
+
+def _eps(header: GgufHeader) -> dict[str, Any]:
+    return {"rms_norm_eps": header.number("attention.layer_norm_rms_epsilon"), **NO_TOKENS}
+
+
+def _mamba2(header: GgufHeader) -> dict[str, Any]:
+    heads, inner, first = header.integer("ssm.time_step_rank"), header.integer("ssm.inner_size"), _first_scan(header)
+    return {
+        "mamba_n_heads": heads,
+        "mamba_d_head": _whole(header, inner, heads),
+        "mamba_n_groups": header.integer("ssm.group_count"),
+        "mamba_d_state": header.integer("ssm.state_size"),
+        "mamba_d_conv": header.integer("ssm.conv_kernel"),
+        "mamba_conv_bias": header.has(f"blk.{first}.ssm_conv1d.bias"),
+        "mamba_proj_bias": header.has(f"blk.{first}.ssm_in.bias"),
+    }
+
+
+def _whole(header: GgufHeader, inner: int, parts: int) -> int:
+    if parts < 1 or inner < parts or inner % parts:
+        raise BadModel(f"{header.name}: {inner} channels of a scan (ssm.inner_size) are not whole parts of {parts}")
+    return inner // parts
+
+
+def _first_scan(header: GgufHeader) -> int:
+    return next((layer for layer in range(header.layers) if header.has(f"blk.{layer}.ssm_in.weight")), 0)
+
+
+def _periods(header: GgufHeader, name: str, layers: Sequence[int]) -> dict[str, int]:
+    """Transformers knows layers by the first one and the distance from each to the next."""
+    if not layers:
+        return {f"{name}_period": header.layers + 1, f"{name}_offset": header.layers}
+    period = layers[1] - layers[0] if len(layers) > 1 else max(layers[0] + 1, header.layers - layers[0])
+    if layers[0] >= period or list(layers) != list(range(layers[0], header.layers, period)):
+        raise BadModel(f"{header.name}: the layers {list(layers)} are not at equal distances ({name}_period)")
+    return {f"{name}_period": period, f"{name}_offset": layers[0]}
+
+
+def _scan_recipes(header: GgufHeader) -> dict[str, Recipe]:
+    """What is a number or a few for each channel or head, and the convolution."""
+    found = {}
+    for layer in range(header.layers):
+        to, at = f"model.layers.{layer}.mamba", f"blk.{layer}.ssm_"
+        if not header.has(f"{at}in.weight"):
+            continue
+        found[f"{to}.A_log"] = Recipe((f"{at}a",), lambda parts: _flat(parts).neg().log())
+        found[f"{to}.D"] = Recipe((f"{at}d",), _flat)
+        found[f"{to}.conv1d.weight"] = Recipe((f"{at}conv1d.weight",), lambda parts: parts[0].unsqueeze(1))
+        if header.has(f"{at}conv1d.bias"):
+            found[f"{to}.conv1d.bias"] = Recipe((f"{at}conv1d.bias",))
+        if header.has(f"{at}norm.weight"):  # a row for each group
+            found[f"{to}.norm.weight"] = Recipe((f"{at}norm.weight",), lambda parts: parts[0].flatten())
+        if not header.has(f"{at}dt.weight"):
+            found[f"{to}.dt_bias"] = Recipe((f"{at}dt.bias",))
+    return found
+
+
+def _flat(parts: Sequence[Tensor]) -> Tensor:
+    """Of Mamba 2, which has one number for a head, as a column."""
+    return parts[0].flatten() if parts[0].shape[-1] == 1 else parts[0]
+
+
+def _stacked(parts: Sequence[Tensor]) -> Tensor:
+    return torch.cat(tuple(parts))
+
+
+def _with_last_norm(recipes: Mapping[str, Recipe]) -> dict[str, Recipe]:
+    renamed = {"model.norm.weight": "model.final_layernorm.weight"}
+    return {renamed.get(name, name): recipe for name, recipe in recipes.items()}

@@ -1,0 +1,1 @@
+"""How files that are found become a model: `loader` opens them by these modules."""
