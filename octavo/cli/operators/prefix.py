@@ -34,7 +34,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     text = "on how many workers it stays [all of the model]"
     add.add_argument("--workers", type=_count, default=0, metavar="NUMBER", help=text)
     remove = actions.add_parser("remove", help="forget a name; its blocks are evicted like others")
-    remove.add_argument("name", metavar="NAME")
+    remove.add_argument("name", metavar="NAME", help="a name in `octavo prefix list`")
     for each in (add, remove):
         each.add_argument("--model", metavar="MODEL", help="a name in `octavo status` [the only model]")
         each.add_argument("--tenant", default="", metavar="TENANT", help="for whose requests, where there are API keys")

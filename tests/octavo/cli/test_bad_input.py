@@ -77,6 +77,7 @@ BAD = [
     (["top", "--interval=0"], 2, "no number of seconds above 0"),
     (["top", "--admin-endpoint=127.0.0.1:1"], 1, "stdout is no terminal: give --once or --json"),
     (["prefix"], 2, "ACTION is missing: give add, remove, list"),
+    *(([name, "remove"], 2, f"NAME is missing: a name in `octavo {name} list`") for name in ("prefix", "adapter")),
     (["prefix", "add", "x", "--text"], 2, "prefix add: FILE is missing: a file with the text; - is stdin"),
     (["prefix", "add", "x", "a-file", "--txt"], 2, "prefix add: no such argument: --txt; did you mean --text?"),
     (["prefix", "add", "x", "You are kind"], 1, "FILE: You are kind: No such file or directory; name a file with"),
