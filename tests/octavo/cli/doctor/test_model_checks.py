@@ -29,3 +29,8 @@ def test_what_a_worker_refuses_is_told_with_its_reason(folder):
 def test_what_runs_by_the_code_of_transformers_is_told_to_be_slower(folder, slower):
     report = model_checks.model(folder)
     assert (report.result, "slower than octavo's own decoders" in report.detail) == ("ok", slower)
+
+
+@pytest.mark.parametrize(("name", "result"), [("no/such/model", "note"), ("nobody/model", "ok")])
+def test_a_model_that_is_nowhere_has_no_tokenizer(name, result):
+    assert model_checks.tokenizer(name).result == result
