@@ -7,7 +7,7 @@ import pytest
 from octavo.cli.doctor import model_checks
 
 REFUSED = {"model_type": "rwkv", "architectures": ["RwkvForCausalLM"]}
-OTHER = {"model_type": "granite", "architectures": ["GraniteForCausalLM"]}
+OTHER = {"model_type": "cohere", "architectures": ["CohereForCausalLM"]}
 OWN = {"model_type": "llava", "text_config": {"model_type": "llama"}}
 
 
