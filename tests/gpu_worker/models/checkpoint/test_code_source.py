@@ -133,6 +133,23 @@ def test_layers_of_a_model_through_transformers_stay_in_codes(name, tiny, load, 
     assert (kept in automatic.info.numerics) == (kept != FLOATS)
 
 
+def test_a_bias_of_zeros_is_read_where_the_model_has_one(tiny, load, all_logits, tmp_path):
+    """And left out where it has none: some writers add it to codes."""
+    fields = {**SMALL, **TWO_LAYERS, "attention_bias": True}
+    source = tiny("granite-wide-biased", "Granite", fields).directory
+    values = load_file(source / "model.safetensors")
+    values = {name: each * (not name.endswith("bias")) for name, each in values.items()}
+    assert "model.layers.1.self_attn.o_proj.bias" in values
+    values["model.layers.1.mlp.down_proj.bias"] = torch.zeros(256)
+    write_codes(write_values(source, tmp_path / "zeros", values), tmp_path / "codes", FORMS["awq"])
+    unbiased = {name: each for name, each in values.items() if not name.endswith("bias")}
+    alone = write_values(source, tmp_path / "unbiased", unbiased)
+    content = json.loads((alone / "config.json").read_text()) | {"attention_bias": False}
+    (alone / "config.json").write_text(json.dumps(content))
+    write_codes(alone, tmp_path / "alone", FORMS["awq"])
+    assert torch.equal(all_logits(load(tmp_path / "codes"), PROMPT), all_logits(load(tmp_path / "alone"), PROMPT))
+
+
 @pytest.mark.skipif(native.load() is None, reason="the extension was not built")
 @pytest.mark.parametrize("name", sorted(FORMS.keys() - {"packed-f32"}))  # whose scales alone tell that
 def test_the_doctor_tells_the_memory_that_they_take(name, tiny, tmp_path):
