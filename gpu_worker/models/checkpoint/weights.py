@@ -191,7 +191,7 @@ class SizesReader(CheckpointReader):
     """Reads nothing but names: its tensors have the shapes that are asked for, and no numbers."""
 
     def read_stored(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        return torch.empty(shape, device="meta")
+        return torch.zeros(()).expand(shape)  # on the device "meta" it would import sympy
 
     def read_floats(self, name: str, shape: tuple[int, ...]) -> Tensor:
         return self.read_stored(name, shape)
