@@ -80,7 +80,7 @@ def test_rounding_of_what_has_no_such_layer_is_refused(tiny, load):
 
 @pytest.mark.parametrize("equal", [True, False])
 def test_a_stored_output_projection_is_packed_if_it_is_not_the_embedding(equal, tiny, load, all_logits, tmp_path):
-    source = tiny("gemma-packed", *MODELS["gemma"])
+    source = tiny("starcoder2-tied", "Starcoder2", {**SMALL, **SIZES, "tie_word_embeddings": True})
     values = load_file(source.directory / "model.safetensors")
     embedding = values["model.embed_tokens.weight"]
     whole = write_values(
