@@ -83,7 +83,7 @@ class LayerPacking:
 
     def shapes(self, model: nn.Module) -> dict[str, tuple[int, ...]]:
         """The tensors that are packed, by their names in the model: matrices, and stacks of those of experts."""
-        stored, found = self.source.names(), dict[str, tuple[int, ...]]()
+        stored, found = self.source.names() - self.copies(model), dict[str, tuple[int, ...]]()
         for name, module in model.named_modules():
             weight = f"{name}.weight"
             if self._experts(name, module, stored):
@@ -106,6 +106,21 @@ class LayerPacking:
         names = expert_names(stored, name, module) if shapes else None
         fits = all(columns % BLOCK == 0 and rows >= GROUP_ROWS for _, rows, columns in shapes.values())
         return names if names and fits and all(map(self._is_packed, names.all())) else None
+
+    def copies(self, model: nn.Module) -> set[str]:
+        """The matrices that the model shares with another, if the source has the same of both."""
+        stored, firsts, found = self.source.names(), dict[int, str](), set[str]()
+        for name, weight in model.named_parameters(remove_duplicate=False):
+            if name in stored and (first := firsts.setdefault(id(weight), name)) != name and self._same(first, name):
+                found.add(name)
+        return found
+
+    def _same(self, one: str, other: str) -> bool:
+        if isinstance(self.source, BlockSource):
+            formats = {self.source.block_format(one), self.source.block_format(other)}
+            if len(formats) == 1 and not formats & {FLOATS, ""}:
+                return torch.equal(self.source.blocks(one), self.source.blocks(other))
+        return torch.equal(self.source.get(one), self.source.get(other))
 
     @property
     def _outer_scheme(self) -> str:
