@@ -75,9 +75,16 @@ std::vector<std::string> find_features() {
     return found;
 }
 
+bool is_intel() {
+    unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+    constexpr unsigned kGenu = 0x756e6547;  // of GenuineIntel
+    return __get_cpuid(0, &eax, &ebx, &ecx, &edx) != 0 && ebx == kGenu;
+}
+
 #else
 
 std::vector<std::string> find_features() { return {}; }
+bool is_intel() { return false; }
 
 #endif
 
@@ -91,7 +98,7 @@ bool may_use_tiles() {
 #endif
 }
 
-Isa find_best_isa() {
+Isa find_highest_isa() {
     const std::vector<std::string> found = cpu_features();
     const auto has = [&found](std::initializer_list<const char*> names) {
         return std::all_of(names.begin(), names.end(), [&found](const char* name) {
@@ -110,6 +117,11 @@ Isa find_best_isa() {
     return has({"amx_tile", "amx_bf16", "amx_int8"}) && may_use_tiles() ? Isa::kAmx : Isa::kAvx512Bf16;
 }
 
+Isa highest_isa() {
+    static const Isa highest = find_highest_isa();
+    return highest;
+}
+
 }  // namespace
 
 std::vector<std::string> cpu_features() {
@@ -118,9 +130,13 @@ std::vector<std::string> cpu_features() {
 }
 
 Isa best_isa() {
-    static const Isa best = find_best_isa();
-    return best;
+    // Intel's processors begin vdpbf16ps every second cycle on one port: with products of floats, on two ports, they
+    // are faster. Those of them without tiles are virtual ones whose hypervisor hides these.
+    static const bool in_floats = highest_isa() == Isa::kAvx512Bf16 && is_intel();
+    return in_floats ? Isa::kAvx512 : highest_isa();
 }
+
+bool runs(Isa isa) { return isa <= highest_isa(); }
 
 const char* isa_name(Isa isa) {
     constexpr const char* kNames[] = {"emulated", "generic", "avx2", "avx512", "avx512_bf16", "amx"};

@@ -66,7 +66,7 @@ const Kernels& kernels() {
 std::vector<Isa> usable_isas() {
     std::vector<Isa> found;
     for (const Table& table : kTables) {
-        if (table.isa <= best_isa()) {
+        if (runs(table.isa)) {
             found.push_back(table.isa);
         }
     }
@@ -75,12 +75,12 @@ std::vector<Isa> usable_isas() {
 
 const Kernels& kernels_named(const char* name) {
     for (const Table& table : kTables) {
-        if (table.isa <= best_isa() && std::strcmp(name, isa_name(table.isa)) == 0) {
+        if (runs(table.isa) && std::strcmp(name, isa_name(table.isa)) == 0) {
             return *table.get();
         }
     }
     for (const Isa isa : kIsas) {
-        if (isa <= best_isa() && std::strcmp(name, isa_name(isa)) == 0) {
+        if (runs(isa) && std::strcmp(name, isa_name(isa)) == 0) {
             const char* wanted = isa == Isa::kEmulated ? "tests" : "all";
             throw ArgumentError("isa", std::string(name) + " was not built: make extension ISAS=" + wanted);
         }

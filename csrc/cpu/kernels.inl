@@ -33,6 +33,8 @@ namespace {
 
 #include "linear_packed.inl"
 
+#include "linear_panels.inl"
+
 #include "linear_digits.inl"
 
 #include "linear_bf16.inl"

@@ -266,7 +266,7 @@ inline void bf16_turn(const LinearJob& job, const Block* inputs, std::int64_t ro
     }
 }
 
-#if defined(__AVX512BF16__) || !defined(__AVX512VL__)
+#if defined(__AVX512BF16__) || !defined(__AVX2__)
 
 std::int64_t bf16_scratch(const LinearJob&) { return 0; }
 void bf16_rows(const LinearJob& job, std::int64_t row, std::int64_t end, float*) {
@@ -275,21 +275,22 @@ void bf16_rows(const LinearJob& job, std::int64_t row, std::int64_t end, float*)
 
 #else
 
-constexpr std::int64_t kSlabBytes = 512 << 10;  // of inputs that stay in the second cache, beside a turn's weights
+#define OCTAVO_BF16_PANELS 1
 
-// Calls run(the job of some columns, the first of these) until all have been: all rows of a turn meet them before
-// others.
-template <typename Run>
-inline void each_slab(const LinearJob& job, std::int64_t most, const Run& run) {
-    for (std::int64_t column = 0; column < job.columns; column += most) {
-        run(some_columns(job, column, job.columns - column < most ? job.columns - column : most), column);
-    }
+constexpr std::int64_t kMostWidened = 8192;  // of few columns: a turn of longer rows has too few of them
+
+inline bool bf16_in_panels(std::int64_t columns, std::int64_t cols) {
+    return columns >= (kPanelColumns == 4 ? 16 : cols > kMostWidened ? 32 : 64);
 }
+
+#if defined(__AVX512VL__)
+
+// Of few columns, inputs alone are widened, once for the rows of a turn.
+constexpr std::int64_t kSlabBytes = 512 << 10;  // of inputs that stay in the second cache, beside a turn's weights
 
 struct alignas(64) WidenedBlock {
     float x[kBlock];
 };
-constexpr std::int64_t kMostWidened = 8192;  // a turn of longer rows has too few of them
 
 inline std::int64_t slab_columns(const LinearJob& job) {
     const std::int64_t fits = kSlabBytes / (4 * job.weight.cols) / kInputColumns * kInputColumns;
@@ -310,21 +311,38 @@ inline const WidenedBlock* widen(const LinearJob& slab, float* room) {
     return to;
 }
 
-std::int64_t bf16_scratch(const LinearJob& job) {
+inline std::int64_t few_scratch(const LinearJob& job) {
     const std::int64_t most = slab_columns(job), columns = job.columns < most ? job.columns : most;
     return job.weight.cols > kMostWidened
                ? 0
                : (columns + kInputColumns - 1) / kInputColumns * kInputColumns * job.weight.cols;
 }
 
-// Inputs are widened once for the rows of a turn: with AVX2 that was no faster.
-void bf16_rows(const LinearJob& job, std::int64_t row, std::int64_t end, float* room) {
+inline void few_columns(const LinearJob& job, std::int64_t row, std::int64_t end, float* room) {
     if (job.weight.cols > kMostWidened) {
         return bf16_turn(job, job.bf16, row, end, true);
     }
     each_slab(job, slab_columns(job), [&](const LinearJob& slab, std::int64_t column) {
         bf16_turn(slab, widen(slab, room), row, end, column == 0);
     });
+}
+
+#else
+
+inline std::int64_t few_scratch(const LinearJob&) { return 0; }
+inline void few_columns(const LinearJob& job, std::int64_t row, std::int64_t end, float*) {
+    bf16_turn(job, job.bf16, row, end, true);
+}
+
+#endif
+
+std::int64_t bf16_scratch(const LinearJob& job) {
+    return bf16_in_panels(job.columns, job.weight.cols) ? panels_scratch<1>(job) : few_scratch(job);
+}
+
+void bf16_rows(const LinearJob& job, std::int64_t row, std::int64_t end, float* room) {
+    bf16_in_panels(job.columns, job.weight.cols) ? panels_product<Format::kBf16Pairs, 1>(job, row, end, room)
+                                                 : few_columns(job, row, end, room);
 }
 
 #endif

@@ -142,7 +142,8 @@ void dense_rows(const LinearJob& job, std::int64_t row, std::int64_t end, float*
 template <Format kFormat>
 void packed_rows(const LinearJob& job, std::int64_t first_row, std::int64_t end_row, float* scratch) {
     if (job.weight.rounding == Rounding::kNone) {
-        exact_rows<kFormat, Rows>(job, first_row, end_row, scratch);
+        exact_in_panels(job.columns) ? panels_product<kFormat, 2>(job, first_row, end_row, scratch)
+                                     : exact_rows<kFormat, Rows>(job, first_row, end_row, scratch);
     } else if constexpr (kFormat == Format::kBf16Pairs) {
         bf16_rows(job, first_row, end_row, scratch);
     } else {
@@ -185,8 +186,11 @@ std::int64_t linear_scratch(const LinearJob& job) {
     if (job.weight.rounding == Rounding::kBf16) {
         return bf16_scratch(job);
     }
-    return job.weight.rounding == Rounding::kNone ? (kPanelBlocks * kBlock + job.columns * 2) * Rows::kRows
-                                                  : digit_scratch(job);
+    if (job.weight.rounding != Rounding::kNone) {
+        return digit_scratch(job);
+    }
+    return exact_in_panels(job.columns) ? panels_scratch<2>(job)
+                                        : (kPanelBlocks * kBlock + job.columns * 2) * Rows::kRows;
 }
 
 constexpr std::int64_t kTurnBytes = 512 << 10;  // the second cache keeps them for all columns
@@ -194,12 +198,19 @@ constexpr std::int64_t kTurnBytes = 512 << 10;  // the second cache keeps them f
 Division division(const Weight& weight, std::int64_t columns) {
     static_assert(kBf16TileRows % kGroupRows == 0);
     const std::int64_t most_rows = kTurnBytes / row_bytes(weight);
+    if (weight.format >= Format::kQ8 && weight.rounding == Rounding::kNone && exact_in_panels(columns)) {
+        return panels_division(weight, columns);
+    }
     if (weight.format != Format::kBf16Pairs || weight.rounding == Rounding::kNone) {
         return {kGroupRows, most_rows, columns};
     }
 #if defined(OCTAVO_TILES)
     if (columns > kFewColumns) {
         return bf16_division(weight, most_rows, columns);
+    }
+#elif defined(OCTAVO_BF16_PANELS)
+    if (bf16_in_panels(columns, weight.cols)) {
+        return panels_division(weight, columns);
     }
 #endif
     return {kBf16TileRows, most_rows, columns};

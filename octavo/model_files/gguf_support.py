@@ -19,7 +19,7 @@ THROUGH_TRANSFORMERS = (
     *("command-r", "cohere2", "exaone4", "gemma", "gemma3", "gemma3n", "gemma4", "glm4", "granite"),
     *("granitemoe", "olmo2", "stablelm", "starcoder2"),
     # with recurrent layers
-    *("falcon-h1", "granitehybrid", "jamba", "lfm2", "lfm2moe", "qwen35", "qwen35moe", "qwen3next"),
+    *("falcon-h1", "granitehybrid", "jamba", "lfm2", "lfm2moe", "mamba", "mamba2", "qwen35", "qwen35moe", "qwen3next"),
 )
 ARCHITECTURES = (*OWN, *THROUGH_TRANSFORMERS)
 WITH_EXPERTS = (

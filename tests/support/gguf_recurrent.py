@@ -11,7 +11,10 @@ from transformers_types import TYPES
 ARCHITECTURES = {  # by model_type
     "falcon_h1": "falcon-h1",
     "granitemoehybrid": "granitehybrid",
+    "falcon_mamba": "mamba",
     "jamba": "jamba",
+    "mamba": "mamba",
+    "mamba2": "mamba2",
     "lfm2": "lfm2",
     "lfm2_moe": "lfm2moe",
     "qwen3_5_text": "qwen35",
@@ -32,7 +35,7 @@ SCALED = {
 NORMED = {"mamba_rms_norm": True, "mamba_norm_before_gate": False}
 MODELS = {  # by a name: the class of the configuration, and its fields
     **{name: TYPES[name] for name in ("lfm2_moe", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_next")},
-    **{name: TYPES[name] for name in ("jamba", "falcon_h1", "granitemoehybrid")},
+    **{name: TYPES[name] for name in ("jamba", "falcon_h1", "granitemoehybrid", "mamba", "mamba2", "falcon_mamba")},
     "lfm2": ("Lfm2", {**TYPES["lfm2"][1], "conv_bias": False}),
     "qwen3_5-even": (
         "Qwen3_5Text",
@@ -58,8 +61,8 @@ def settings_of(config: dict[str, Any], arch: str) -> dict[str, Any]:
         "context_length": config.get("max_position_embeddings"),
         "embedding_length": config["hidden_size"],
         "feed_forward_length": config.get("intermediate_size"),
-        "attention.head_count": config["num_attention_heads"],
-        "attention.head_count_kv": config["num_key_value_heads"],
+        "attention.head_count": config.get("num_attention_heads", 0),
+        "attention.head_count_kv": config.get("num_key_value_heads"),
         "attention.layer_norm_rms_epsilon": config.get("rms_norm_eps", config.get("norm_eps")),
         "attention.key_length": config.get("head_dim"),
         "attention.value_length": config.get("head_dim"),
@@ -139,10 +142,28 @@ def _of_jamba(config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _of_mamba_alone(config: dict[str, Any]) -> dict[str, Any]:
+    inner, groups = config["expand"] * config["hidden_size"], config.get("n_groups")
+    return {
+        "context_length": 1 << 20,
+        "feed_forward_length": 0,
+        "attention.key_length": None,
+        "attention.value_length": None,
+        "attention.layer_norm_rms_epsilon": config["layer_norm_epsilon"],
+        "ssm.conv_kernel": config["conv_kernel"],
+        "ssm.state_size": config["state_size"],
+        "ssm.inner_size": inner,
+        "ssm.time_step_rank": config["num_heads"] if groups else config["time_step_rank"],
+        "ssm.group_count": groups,
+        "ssm.dt_b_c_rms": None if groups else config["model_type"] == "falcon_mamba",
+    }
+
+
 OWN_SETTINGS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "falcon-h1": _of_mamba2,
     "granitehybrid": _of_granite,
     "jamba": _of_jamba,
+    **dict.fromkeys(("mamba", "mamba2"), _of_mamba_alone),
     **dict.fromkeys(("lfm2", "lfm2moe"), _of_convolutions),
     **dict.fromkeys(("qwen35", "qwen35moe", "qwen3next"), _of_delta_nets),
 }
@@ -153,7 +174,7 @@ def modified(tensors: dict[str, Tensor], config: dict[str, Any], arch: str) -> N
     for name, tensor in with_gathered_experts(tensors):
         if arch in ("lfm2", "lfm2moe"):
             yield name.replace("expert_bias", "expert_bias.bias"), tensor
-        elif arch in ("falcon-h1", "granitehybrid", "jamba"):
+        elif arch in ("falcon-h1", "granitehybrid", "jamba", "mamba", "mamba2"):
             yield from _of_a_scan(name, _multiplied(name, tensor, config) if arch == "falcon-h1" else tensor, config)
         else:
             yield from _of_a_delta_net(name, tensor, config, arch)
@@ -161,7 +182,8 @@ def modified(tensors: dict[str, Tensor], config: dict[str, Any], arch: str) -> N
 
 def _of_a_scan(name: str, tensor: Tensor, config: dict[str, Any]) -> Named:
     """Also the projections beside it: of Granite's in the order of Llama's rotary positions, and MLPs taken apart."""
-    part, layer = name.rpartition("mamba.")[2], name.split(".")[2] if ".layers." in name else ""
+    part = name.rpartition("mamba." if "mamba." in name else "mixer.")[2]
+    layer = name.split(".")[2] if ".layers." in name else ""
     granite, sparse = config["model_type"] == "granitemoehybrid", bool(config.get("num_local_experts"))
     if name.endswith("input_linear.weight"):
         shared = "_shexp" if sparse else ""
@@ -177,11 +199,11 @@ def _of_a_scan(name: str, tensor: Tensor, config: dict[str, Any]) -> Named:
     elif part == "A_log":
         yield name, -torch.exp(tensor if tensor.dim() == 2 else tensor[:, None])
     elif part == "D":
-        yield name, tensor if config["model_type"] == "jamba" else tensor[:, None]
+        yield name, tensor[:, None] if "mamba_n_heads" in config or "num_heads" in config else tensor
     elif part == "dt_bias":
         yield name.replace("dt_bias", "dt_proj.bias"), tensor
-    elif part == "norm.weight" and ".mamba." in name:
-        yield name, tensor.view(config["mamba_n_groups"], -1)
+    elif part == "norm.weight" and part != name and (".mamba." in name or ".mixer." in name):
+        yield name, tensor.view(config.get("mamba_n_groups", config.get("n_groups")), -1)
     else:
         yield name, tensor.squeeze() if "conv1d" in name else tensor
 

@@ -17,9 +17,12 @@ enum class Isa {
 };
 constexpr Isa kIsas[] = {Isa::kEmulated, Isa::kGeneric, Isa::kAvx2, Isa::kAvx512, Isa::kAvx512Bf16, Isa::kAmx};
 
-// The best level this machine offers; `kernels()` (cpu/kernels.h) may use a lesser one, of those that were built. Never
-// throws; the first call asks, later ones remember.
+// The fastest level of those that this machine runs; `kernels()` (cpu/kernels.h) may use a lesser one, of those that
+// were built. Never throws; the first call asks, later ones remember.
 Isa best_isa();
+
+// Whether this machine runs a level: those below the fastest one, and sometimes one above.
+bool runs(Isa isa);
 
 // "emulated", "generic", "avx2", "avx512", "avx512_bf16" or "amx": the name shown in logs and by `octavo doctor`.
 const char* isa_name(Isa isa);

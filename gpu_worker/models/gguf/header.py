@@ -17,6 +17,7 @@ HARMLESS = (
 MOST_CONTEXT = 1 << 24
 SHAPED_BY_LAYER = ("gemma4",)  # whose layers have keys of several shapes
 COUNTED_BY_LAYER = (*SHAPED_BY_LAYER, "granitehybrid", "jamba", "lfm2", "lfm2moe")  # some of which may have no keys
+WITHOUT_KEYS = ("mamba", "mamba2")  # whose files say that they have no heads
 GATED = ("qwen35", "qwen35moe", "qwen3next")  # each head of their queries has a gate of its size
 HARMLESS_ENDS = ("expert_shared_feed_forward_length", "rope.scaling.finetuned", "tensor_data_layout")
 
@@ -75,14 +76,15 @@ class GgufHeader(GgufSettings):
         self.layers = self.integer("block_count")
         self.hidden = self.integer("embedding_length")
         self.heads = self.integer("attention.head_count")
-        if not 1 <= self.layers <= len(file.tensors) or not 1 <= self.heads <= self.hidden:
+        fewest = 0 if arch in WITHOUT_KEYS else 1
+        if not 1 <= self.layers <= len(file.tensors) or not fewest <= self.heads <= self.hidden:
             raise BadModel(f"{self.name}: {self.heads} heads, {self.layers} layers in {len(file.tensors)} tensors")
         attending = (layer for layer in range(self.layers) if self.has(f"blk.{layer}.attn_k.weight"))
         self.first_attending = next(attending, 0)  # others have recurrent layers before it
         self.kv_head_counts, self.head_dims = self._shapes()  # by layer
         self.kv_heads, self.head_dim = self.kv_head_counts[self.first_attending], self.head_dims[0]
         self.context = self.integer("context_length")
-        if self.kv_heads < 1:
+        if self.kv_heads < fewest:
             raise BadModel(f"{self.name}: {self._full('attention.head_count_kv')} is {self.kv_heads}")
         self._check_sizes()
 
@@ -112,6 +114,8 @@ class GgufHeader(GgufSettings):
             f"{at}.attn_q.weight": (queries, self.hidden),
             f"{at}.attn_k.weight": (self.kv_heads * self.head_dim, self.hidden),
         }
+        if self.arch in WITHOUT_KEYS:
+            expected = {"token_embd.weight": expected["token_embd.weight"]}
         for tensor, (rows, columns) in expected.items():
             found = self.shape(tensor)
             if len(found) != 2 or found[0] != (rows or found[0]) or found[1] != columns:
@@ -121,7 +125,7 @@ class GgufHeader(GgufSettings):
 
     def _shapes(self) -> tuple[list[int], list[int]]:
         """How many heads the keys of each layer have, and of what size."""
-        size = self.integer("attention.key_length", self.hidden // self.heads)
+        size = self.integer("attention.key_length", self.hidden // max(1, self.heads))
         counts = self.get("attention.head_count_kv")
         if self.arch not in COUNTED_BY_LAYER or not isinstance(counts, list):
             counts = [self.integer("attention.head_count_kv", self.heads)] * self.layers

@@ -22,12 +22,18 @@ class PackedLinear(nn.Module):
     """In the place of a linear layer. `inputs` are where those of the matrix come from among those of the layer."""
 
     def __init__(
-        self, matrix: NativeMatrix, bias: Tensor | None, extension: ModuleType, inputs: Tensor | None = None
+        self,
+        matrix: NativeMatrix,
+        bias: Tensor | None,
+        dtype: torch.dtype,
+        extension: ModuleType,
+        inputs: Tensor | None = None,
     ) -> None:
         super().__init__()
         self.out_features, self.in_features = matrix.weight.rows, matrix.weight.cols
         self.matrix = matrix
         self._bias = None if bias is None else bias.detach().float()
+        self.weight = torch.empty(0, dtype=dtype)  # whose type some models ask for
         self._inputs = inputs
         self._extension = extension
 
@@ -131,6 +137,6 @@ def _packed(
     module: nn.Module, weight: Tensor, matrix: NativeMatrix, extension: ModuleType, inputs: Tensor | None
 ) -> nn.Module:
     if isinstance(module, nn.Linear):
-        return PackedLinear(matrix, module.bias, extension, inputs)
+        return PackedLinear(matrix, module.bias, weight.dtype, extension, inputs)
     scale = torch.as_tensor(getattr(module, "embed_scale", 1.0)).to(weight.dtype)
     return PackedEmbedding(matrix, float(scale), weight.dtype, extension)

@@ -6,7 +6,13 @@ from gpu_worker.models.gguf.header import GgufHeader
 from gpu_worker.models.gguf.recipes import Family
 from gpu_worker.models.gguf.recurrent.convolutions import read_lfm2, read_lfm2moe
 from gpu_worker.models.gguf.recurrent.delta_nets import read_qwen3next, read_qwen35, read_qwen35moe
-from gpu_worker.models.gguf.recurrent.mamba import read_falcon_h1, read_granitehybrid, read_jamba
+from gpu_worker.models.gguf.recurrent.mamba import (
+    read_falcon_h1,
+    read_granitehybrid,
+    read_jamba,
+    read_mamba,
+    read_mamba2,
+)
 
 RECURRENT: Mapping[str, Callable[[GgufHeader], Family]] = {
     "falcon-h1": read_falcon_h1,
@@ -14,6 +20,8 @@ RECURRENT: Mapping[str, Callable[[GgufHeader], Family]] = {
     "jamba": read_jamba,
     "lfm2": read_lfm2,
     "lfm2moe": read_lfm2moe,
+    "mamba": read_mamba,
+    "mamba2": read_mamba2,
     "qwen35": read_qwen35,
     "qwen35moe": read_qwen35moe,
     "qwen3next": read_qwen3next,

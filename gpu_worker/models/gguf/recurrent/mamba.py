@@ -1,4 +1,4 @@
-"""Mamba 1 and 2 beside attention: Granite 4, Falcon-H1 and Jamba."""
+"""Mamba 1 and 2, alone and beside attention: Granite 4, Falcon-H1 and Jamba."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -121,6 +121,49 @@ def read_jamba(header: GgufHeader) -> Family:
     names = NORMS | ATTENTION | SCAN1 | MLP | {"ffn_gate_inp": "feed_forward.router"}
     recipes = named_recipes(header, names) | _scan_recipes(header) | expert_recipes(header, "feed_forward", sparse)
     return Family(config, _with_last_norm(recipes))
+
+
+def read_mamba(header: GgufHeader) -> Family:
+    """Also Falcon-Mamba, which norms what each token says of the step and of the state."""
+    normed = bool(header.get("ssm.dt_b_c_rms"))
+    config = _alone(header, "falcon_mamba" if normed else "mamba") | {
+        "time_step_rank": header.integer("ssm.time_step_rank")
+    }
+    return Family(config, _with_backbone(named_recipes(header, {"attn_norm": "norm", **SCAN1}) | _scan_recipes(header)))
+
+
+def read_mamba2(header: GgufHeader) -> Family:
+    heads = header.integer("ssm.time_step_rank")
+    config = _alone(header, "mamba2") | {
+        "num_heads": heads,
+        "head_dim": _whole(header, header.integer("ssm.inner_size"), heads),
+        "n_groups": header.integer("ssm.group_count"),
+    }
+    return Family(config, _with_backbone(named_recipes(header, {"attn_norm": "norm", **SCAN}) | _scan_recipes(header)))
+
+
+def _alone(header: GgufHeader, model_type: str) -> dict[str, Any]:
+    sizes = header.sizes()
+    return {
+        "model_type": model_type,
+        **{name: sizes[name] for name in ("vocab_size", "hidden_size", "num_hidden_layers", "tie_word_embeddings")},
+        "max_position_embeddings": header.context,
+        "layer_norm_epsilon": header.number("attention.layer_norm_rms_epsilon"),
+        "state_size": header.integer("ssm.state_size"),
+        "conv_kernel": header.integer("ssm.conv_kernel"),
+        "expand": _whole(header, header.integer("ssm.inner_size"), header.hidden),
+        "use_conv_bias": header.has("blk.0.ssm_conv1d.bias"),
+        "use_bias": header.has("blk.0.ssm_in.bias"),
+        **NO_TOKENS,
+    }
+
+
+def _with_backbone(recipes: Mapping[str, Recipe]) -> dict[str, Recipe]:
+    renamed = {"model.norm.weight": "backbone.norm_f.weight", "model.embed_tokens.weight": "backbone.embeddings.weight"}
+    return {
+        renamed.get(name, name.replace("model.", "backbone.", 1).replace(".mamba.", ".mixer.")): recipe
+        for name, recipe in recipes.items()
+    }
 
 
 def _eps(header: GgufHeader) -> dict[str, Any]:

@@ -41,6 +41,7 @@ def test_a_file_runs_as_its_directory(name, made, converted, load, all_logits):
         *(("qwen3_5_text", "Q8_0"), ("qwen3_5_text", "Q4_0"), ("qwen3_5-even", "Q4_0"), ("qwen3_5_moe_text", "Q8_0")),
         *(("qwen3_next", "Q8_0"), ("lfm2", "Q4_0"), ("lfm2_moe", "Q8_0"), ("granitemoehybrid", "Q4_0")),
         *(("granitemoehybrid-dense", "Q8_0"), ("falcon_h1-scaled", "Q4_0"), ("jamba", "Q8_0")),
+        *(("mamba", "Q8_0"), ("mamba2", "Q4_0")),
     ],
 )
 def test_layers_run_on_the_numbers_of_the_file(name, kind, made, converted, load, all_logits):
@@ -107,6 +108,8 @@ def test_early_files_of_qwen3_next_have_projections_in_one_tensor(made, converte
         ("granitemoehybrid", {"rope.scaling.finetuned": True}, "its layers turn positions"),
         ("granitemoehybrid", {"ssm.time_step_rank": 7}, "64 channels of a scan .* are not whole parts of 7"),
         ("falcon_h1", {"ssm.time_step_rank": 0}, "64 channels of a scan .* are not whole parts of 0"),
+        ("mamba2", {"ssm.inner_size": 60}, "60 channels of a scan .* are not whole parts of 32"),
+        ("mamba", {"ssm.group_count": 2}, r"does not know, .*: mamba\.ssm\.group_count"),
         ("jamba", {"attention.head_count_kv": [2, 2, 0, 2]}, "are not at equal distances"),
         ("jamba", "blk.3.ffn_up_exps.weight", r"no tensor 'blk\.3\.ffn_up_exps\.weight'"),
     ],
