@@ -71,6 +71,12 @@ LlamaSizes sizes_of(const py::dict& dict) {
     values.take("scale", sizes.scale);
     values.take("embedding_scale", sizes.embedding_scale);
     values.take("asked_inner", sizes.asked_inner);
+    values.take("gelu", sizes.gelu);
+    values.take("attention_cap", sizes.attention_cap);
+    values.take("logit_cap", sizes.logit_cap);
+    values.take("post_norms", sizes.post_norms);
+    values.take("sum_scale", sizes.sum_scale);
+    values.take("logit_divisor", sizes.logit_divisor);
     values.end();
     return sizes;
 }
@@ -101,6 +107,8 @@ LlamaLayer layer_of(py::handle dict) {
     LlamaLayer layer;
     values.take("input_norm", layer.input_norm);
     values.take("mlp_norm", layer.mlp_norm);
+    values.take("attended_norm", layer.attended_norm);
+    values.take("output_norm", layer.output_norm);
     values.take("qkv", layer.qkv);
     values.take("out", layer.out);
     values.take("gate_up", layer.gate_up);
@@ -117,6 +125,8 @@ LlamaLayer layer_of(py::handle dict) {
     values.take("sparse", sparse);
     layer.sparse = block_sparse(sparse);
     values.take("rotated", layer.rotated);
+    values.take("cos", layer.cos);
+    values.take("sin", layer.sin);
     take_experts(values, layer.experts);
     values.end();
     return layer;

@@ -4,6 +4,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include "activations.h"
 #include "llama_run.h"
 #include "octavo/lora_room.h"
 
@@ -117,6 +118,7 @@ void Llama::run(const TensorRef& hidden, const LlamaStep& step, const std::vecto
         among = {share_.team->rank_in_stage(), share_.team->stage_size()};
     }
     space_->x.take(alone * s.hidden);
+    space_->apart.take(s.sums_apart() ? alone * s.hidden : 0);
     space_->normed.take(n * s.hidden);
     space_->qkv.take(n * results_apart((this->queries().count + keys().count + values().count) * s.head_dim));
     space_->attended.take(alone * queries);
@@ -154,6 +156,27 @@ void Llama::run(const TensorRef& hidden, const LlamaStep& step, const std::vecto
         if (hidden.given()) {  // some row is wanted
             whole.take_rows(hidden);
         }
+    });
+}
+
+// Logits of the own tokens of the vocabulary.
+void Llama::linear_logits(const TensorRef& out, const TensorRef& hidden) const {
+    linear(out, hidden, head_, TensorRef{});
+    if (sizes_.logit_cap == 0 && sizes_.logit_divisor == 1.0F) {
+        return;
+    }
+    const std::int64_t cols = out.shape[1], pieces = (cols + kPiece - 1) / kPiece;
+    Pool::instance().run([&](PoolThread& thread) {
+        thread.each(out.shape[0] * pieces, [&](std::int64_t i) {
+            const std::int64_t from = i % pieces * kPiece, count = std::min(kPiece, cols - from);
+            float* some = out.as<float>() + i / pieces * out.stride[0] + from;
+            for (std::int64_t j = 0; sizes_.logit_divisor != 1.0F && j < count; ++j) {
+                some[j] /= sizes_.logit_divisor;
+            }
+            if (sizes_.logit_cap > 0) {
+                soft_cap(some, sizes_.logit_cap, count);
+            }
+        });
     });
 }
 

@@ -50,7 +50,11 @@ void Llama::check_model() const {
         require(size > 0 && size <= kMostSize, "sizes", "are not positive, or no model's");
     }
     require(s.heads % s.kv_heads == 0, "sizes", "have heads that do not share key-value heads");
-    require(std::isfinite(s.embedding_scale), "sizes", "have an embedding_scale that is not finite");
+    for (const float scale : {s.embedding_scale, s.sum_scale, s.attention_cap, s.logit_cap, s.logit_divisor}) {
+        require(std::isfinite(scale), "sizes", "have a scale, a cap or a divisor that is not finite");
+    }
+    require(s.attention_cap >= 0 && s.logit_cap >= 0 && s.logit_divisor != 0, "sizes",
+            "have a negative cap, or divide logits by 0");
     expect_weight(embedding_, "embedding", s.vocab, s.hidden);
     require(s.asked_inner >= 0 && s.asked_inner <= kMostSize, "sizes", "are no model's");
     for (const auto& [own, all] : {std::pair{share_.kv_heads, s.kv_heads}, std::pair{share_.hidden, s.hidden},
@@ -73,8 +77,17 @@ void Llama::check_model() const {
     expect(sin_, "sin", {cos_.shape[0], cos_.shape[1]}, DType::kF32);
     require(cos_.shape[1] % 2 == 0 && cos_.shape[1] <= s.head_dim, "cos", "has another width than a head");
     for (const LlamaLayer& layer : layers_) {
-        expect_vector(layer.input_norm, "input_norm", s.hidden);
-        expect_vector(layer.mlp_norm, "mlp_norm", s.hidden);
+        expect_vector(layer.input_norm, "input_norm", s.hidden, s.post_norms);
+        expect_vector(layer.mlp_norm, "mlp_norm", s.hidden, s.post_norms);
+        require(layer.attended_norm.given() == s.post_norms && layer.output_norm.given() == s.post_norms, "post_norms",
+                "are not the norms that layers have");
+        expect_vector(layer.attended_norm, "attended_norm", s.hidden, true);
+        expect_vector(layer.output_norm, "output_norm", s.hidden, true);
+        require(layer.cos.given() == layer.sin.given(), "cos", "is of a layer without sin, or has none of its own");
+        if (layer.cos.given()) {
+            expect(layer.cos, "cos", {cos_.shape[0], cos_.shape[1]}, DType::kF32);
+            expect(layer.sin, "sin", {cos_.shape[0], cos_.shape[1]}, DType::kF32);
+        }
         expect_stack(layer.qkv, "qkv", qkv_rows, s.hidden);
         expect_stack(layer.out, "out", own_hidden, queries);
         check_experts_share(layer.experts);
@@ -96,6 +109,7 @@ void Llama::check_model() const {
 // The rank's part is one of this layer's experts, and what a token asks of them has room in the team's memory.
 void Llama::check_experts_share(const Experts& experts) const {
     check_experts(experts, expert_part(experts, share_), sizes_.hidden);
+    require(experts.router.empty() || !sizes_.sums_apart(), "router", "is of a model whose sums lie apart");
     if (share_.team != nullptr && !experts.router.empty()) {
         const std::int64_t inner = expert_inner(experts), shared = shared_inner(experts);
         require(share_.expert_inner.within(inner) && share_.shared_inner.within(shared), "share",

@@ -5,6 +5,7 @@
 #include <initializer_list>
 #include <vector>
 
+#include "activations.h"
 #include "buffer.h"
 #include "experts.h"
 #include "linear.h"
@@ -23,7 +24,7 @@ constexpr std::int64_t kMeeting = 1 << 11;  // numbers whose norm or rounding ta
 constexpr std::int64_t kPiece = 512;  // floats of an activation that one thread takes at once; a multiple of kBlock
 
 struct Llama::Workspace {
-    Buffer<float> x, normed, qkv, attended, gate_up, inner, low;
+    Buffer<float> x, apart, normed, qkv, attended, gate_up, inner, low;
     Buffer<InputBlock> digits;
     Buffer<Bf16Block> bf16;
     Part parts[kParts];
@@ -49,6 +50,8 @@ class Llama::Run {
         Workspace& space = *model.space_;
         const TeamRoom* room = model.room_.get();
         x_ = (room != nullptr ? room->x : space.x.take(0)) + part.first * s_.hidden;
+        apart_ = (room != nullptr ? room->apart : space.apart.take(0)) + part.first * s_.hidden;
+        sum_ = s_.sums_apart() ? apart_ : x_;
         attended_ = (room != nullptr ? room->attended : space.attended.take(0)) + part.first * s_.heads * s_.head_dim;
         inner_ = (room != nullptr ? room->inner : space.inner.take(0)) + part.first * TeamRoom::inner_of(s_);
         queries_ = room != nullptr ? room->queries + part.first * s_.heads * s_.head_dim : nullptr;
@@ -84,9 +87,9 @@ class Llama::Run {
             attend(layer, m_.space_->own[index]);
             meet({{attended_, num_tokens_, s_.heads * s_.head_dim, &m_.host_attended_}});
             round(layer.out, attended_);
-            product(layer.out, attended_, layer.out_bias, x_ + share_.hidden.first, s_.hidden, true);
-            adapt(index, &LoraLayer::out, attended_, s_.heads * s_.head_dim, x_, s_.hidden);
-            meet({{x_, num_tokens_, s_.hidden, &share_.host_hidden}});
+            add_product(layer.out, attended_, layer.out_bias);
+            adapt(index, &LoraLayer::out, attended_, s_.heads * s_.head_dim, sum_, s_.hidden);
+            end_sum(layer.attended_norm);
             if (!layer.experts.router.empty()) {
                 ask_experts(layer);
                 continue;
@@ -95,9 +98,13 @@ class Llama::Run {
             product(layer.gate_up, normed_, layer.gate_up_bias, gate_up_, gate_up_row(), false);
             adapt(index, &LoraLayer::gate_up, normed_, s_.hidden, gate_up_, gate_up_row());
             activate(layer.down);
-            product(layer.down, inner_, layer.down_bias, x_ + share_.hidden.first, s_.hidden, true);
-            adapt(index, &LoraLayer::down, inner_, s_.inner, x_, s_.hidden);
-            meet({{x_, num_tokens_, s_.hidden, &share_.host_hidden}});
+            add_product(layer.down, inner_, layer.down_bias);
+            adapt(index, &LoraLayer::down, inner_, s_.inner, sum_, s_.hidden);
+            end_sum(layer.output_norm);
+        }
+        if (late_ != nullptr) {
+            each(num_tokens_, [&](std::int64_t t) { add_apart(t, *late_); });
+            late_ = nullptr;
         }
         if (stages() > 1) {
             thread_.each(share_.team->rank_in_stage() == 0, [&](std::int64_t) { share_.team->pass_on(); });
@@ -218,12 +225,50 @@ class Llama::Run {
         }
     }
 
+    // Of the states, or these as they are where a layer does not norm them.
     void norm(const TensorRef& weight, const Stack& next, bool all_come = true) {
+        const TensorRef* late = late_;
+        late_ = nullptr;
         const auto token = [&](std::int64_t t) {
-            k_.rms_norm(x_ + t * s_.hidden, weight.as<float>(), s_.eps, s_.hidden, normed_ + t * s_.hidden);
-            round_inputs(next.front(), normed_ + t * s_.hidden, t, 0, s_.hidden, inputs_);
+            float* x = x_ + t * s_.hidden;
+            if (late != nullptr) {
+                add_apart(t, *late);
+            }
+            if (weight.given()) {
+                k_.rms_norm(x, weight.as<float>(), s_.eps, s_.hidden, normed_ + t * s_.hidden);
+            }
+            round_inputs(next.front(), weight.given() ? normed_ + t * s_.hidden : x, t, 0, s_.hidden, inputs_);
         };
         prepare(s_.hidden, token, all_come);
+        normed_ = weight.given() ? normed_ : x_;
+    }
+
+    // The own columns of what is added to the states, which `end_sum` ends.
+    void add_product(const Stack& stack, const float* x, const TensorRef& bias) {
+        product(stack, x, bias, sum_ + share_.hidden.first, s_.hidden, !s_.sums_apart());
+    }
+
+    // Ranks divide the tokens of sums that lie apart. A process alone adds them when it norms the states.
+    void end_sum(const TensorRef& norm) {
+        meet({{sum_, num_tokens_, s_.hidden, &share_.host_hidden}});
+        if (s_.sums_apart() && share_.team == nullptr) {
+            late_ = &norm;
+        } else if (s_.sums_apart()) {
+            const std::int64_t rank = share_.team->rank_in_stage(), ranks = share_.team->stage_size();
+            const std::int64_t first = num_tokens_ * rank / ranks, end = num_tokens_ * (rank + 1) / ranks;
+            each(end - first, [&](std::int64_t i) { add_apart(first + i, norm); });
+            meet();
+        }
+    }
+
+    void add_apart(std::int64_t t, const TensorRef& norm) {
+        float *x = x_ + t * s_.hidden, *sum = apart_ + t * s_.hidden;
+        if (norm.given()) {
+            k_.rms_norm(sum, norm.as<float>(), s_.eps, s_.hidden, sum);
+        }
+        for (std::int64_t i = 0; i < s_.hidden; ++i) {
+            x[i] += sum[i] * s_.sum_scale;
+        }
     }
 
     void round(const Stack& stack, const float* x) {
@@ -272,12 +317,13 @@ class Llama::Run {
     // ranks read go to where their attention comes to lie.
     void place(const LlamaLayer& layer, const KvPages& kv) {
         const std::int64_t d = s_.head_dim, queries = own_.queries.count, keys = own_.keys.count, row = qkv_row();
+        const TensorRef &cos = layer.cos.given() ? layer.cos : m_.cos_, &sin = layer.sin.given() ? layer.sin : m_.sin_;
         const std::int64_t turning = queries + keys, pairs = m_.cos_.shape[1] / 2, size = kv.block_size;
         each(row > 0 ? num_tokens_ : 0, [&](std::int64_t t) {
             float* heads = qkv_ + t * row;
             const std::int64_t position = step_.positions.as<std::int64_t>()[t];
-            const Rope rope{m_.cos_.as<float>() + position * m_.cos_.stride[0],
-                            m_.sin_.as<float>() + position * m_.sin_.stride[0], pairs, false};
+            const Rope rope{cos.as<float>() + position * cos.stride[0], sin.as<float>() + position * sin.stride[0],
+                            pairs, false};
             const bool together = m_.normed_together(layer);
             float* space = thread_.scratch(together ? s_.heads * d : d);
             if (together && share_.team != nullptr) {
@@ -326,6 +372,7 @@ class Llama::Run {
         job.out_token = s_.heads * s_.head_dim;
         job.out_head = s_.head_dim;
         job.scale = s_.scale;
+        job.soft_cap = s_.attention_cap;
         job.window = layer.window;
         job.sinks = layer.sinks.given() ? layer.sinks.as<float>() + first * group : nullptr;
         put_sparse(job, layer.sparse, s_.heads);
@@ -340,7 +387,7 @@ class Llama::Run {
             const std::int64_t t = i / pieces, from = i % pieces * kPiece;
             const std::int64_t count = own - from < kPiece ? own - from : kPiece;
             const float* gate = gate_up_ + t * gate_up_row() + from;
-            k_.silu_mul(gate, gate + own, count, inner_ + t * s_.inner + first + from);
+            (s_.gelu ? gelu_mul : k_.silu_mul)(gate, gate + own, count, inner_ + t * s_.inner + first + from);
             if (share_.team == nullptr) {
                 round_inputs(next.front(), inner_ + t * s_.inner, t, from, count, inputs_);
             }
@@ -364,7 +411,8 @@ class Llama::Run {
         Span queries, keys, values;
     } own_;  // heads
     std::int64_t num_tokens_;
-    float *x_, *normed_, *qkv_, *attended_, *gate_up_, *inner_, *low_, *queries_, *keys_;
+    float *x_, *apart_, *sum_, *normed_, *qkv_, *attended_, *gate_up_, *inner_, *low_, *queries_, *keys_;
+    const TensorRef* late_ = nullptr;  // the norm of what lies apart and is still to be added
     std::int64_t low_rows_;
     Inputs inputs_;
 };

@@ -112,7 +112,7 @@ std::int64_t Llama::team_bytes(const LlamaSizes& sizes, std::int64_t tokens, std
 void Llama::logits(const TensorRef& out, const TensorRef& hidden, const WantedLogits& wanted) const {
     expect(hidden, "hidden", {kAny, sizes_.hidden}, DType::kF32);
     if (room_ == nullptr) {
-        return linear(out, hidden, head_, TensorRef{});
+        return linear_logits(out, hidden);
     }
     const std::int64_t count = hidden.shape[0], row = sizes_.hidden * 4;
     expect(out, "out", {count, sizes_.vocab}, DType::kF32);
@@ -154,8 +154,8 @@ TensorRef Llama::shared_logits() const {
 
 // The columns of this rank's tokens, and then those of all ranks of the host are there.
 void Llama::share_of_logits(std::int64_t rows) const {
-    linear(floats(room_->logits + share_.vocab.first, rows, share_.vocab.count, sizes_.vocab),
-           floats(room_->hidden, rows, sizes_.hidden, sizes_.hidden), head_, TensorRef{});
+    linear_logits(floats(room_->logits + share_.vocab.first, rows, share_.vocab.count, sizes_.vocab),
+                  floats(room_->hidden, rows, sizes_.hidden, sizes_.hidden));
     share_.team->meet_all();
 }
 

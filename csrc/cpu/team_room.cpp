@@ -32,6 +32,7 @@ TeamRoom::TeamRoom(const Team& team, const LlamaSizes& sizes, std::int64_t token
     hidden = floats(kRows, sizes.hidden);
     logits = floats(kRows, sizes.vocab);
     normed = floats(tokens, sizes.hidden);
+    apart = floats(sizes.sums_apart() ? tokens : 0, sizes.hidden);
     inputs_.digits = take(num_inputs(tokens, widest_), inputs_.digits);
     inputs_.bf16 = take(num_inputs(tokens, widest_), inputs_.bf16);
 }
@@ -45,10 +46,10 @@ std::int64_t TeamRoom::bytes(const LlamaSizes& s, std::int64_t tokens, std::int6
     require(tokens > 0 && plan_bytes > 0, "tokens", "leave no room for a step");
     const std::int64_t queries = volume({4, tokens, s.heads, s.head_dim}), hidden = volume({4, tokens, s.hidden});
     const std::int64_t inputs = num_inputs(tokens, widest(s));
-    return room_bytes(plan_bytes) + 2 * lines(hidden) + 2 * lines(queries) + lines(volume({4, tokens, inner_of(s)})) +
-           lines(volume({4, tokens, s.kv_heads, s.head_dim})) + lines(volume({4, kRows, s.hidden})) +
-           lines(volume({4, kRows, s.vocab})) + lines(volume({sizeof(InputBlock), inputs})) +
-           lines(volume({sizeof(Bf16Block), inputs}));
+    return room_bytes(plan_bytes) + (s.sums_apart() ? 3 : 2) * lines(hidden) + 2 * lines(queries) +
+           lines(volume({4, tokens, inner_of(s)})) + lines(volume({4, tokens, s.kv_heads, s.head_dim})) +
+           lines(volume({4, kRows, s.hidden})) + lines(volume({4, kRows, s.vocab})) +
+           lines(volume({sizeof(InputBlock), inputs})) + lines(volume({sizeof(Bf16Block), inputs}));
 }
 
 TensorRef floats(float* data, std::int64_t rows, std::int64_t columns, std::int64_t stride) {

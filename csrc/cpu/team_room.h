@@ -26,6 +26,8 @@ class TeamRoom : public TeamOrder {
     float *x = nullptr, *attended = nullptr, *inner = nullptr, *hidden = nullptr, *logits = nullptr;
     // [tokens, heads head_dim], [tokens, kv_heads head_dim]: of a layer that norms those of all heads together
     float *queries = nullptr, *keys = nullptr;
+    // [tokens, hidden]: what attention and MLP give, where it is not added at once
+    float* apart = nullptr;
     // [tokens, hidden], and inputs of products, where ranks divide the norms and the rounding of a step: of the tokens
     // from this one on, which are a part of it.
     float* normed = nullptr;

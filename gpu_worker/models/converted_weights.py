@@ -12,7 +12,7 @@ from gpu_worker.models.fingerprint import sample_file
 from octavo.model_files.gguf import GgufFile
 from octavo.model_files.gguf_parts import model_name
 
-CACHE_VERSION = 5  # rises when `convert` or dequantization make other tensors of the same file
+CACHE_VERSION = 6  # rises when `convert` or dequantization make other tensors of the same file
 
 
 def converted(

@@ -69,7 +69,7 @@ def parsed(words: Sequence[str]) -> argparse.Namespace:
         root.error(f"no such command: {words[0]}{closest(words[0], commands)}")
     args, unknown = root.parse_known_args(words)
     args.arguments = list(words[1:])
-    commands[args.command].refuse(unknown)
+    root.of_action(args).refuse(unknown)
     return args
 
 

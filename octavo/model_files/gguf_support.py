@@ -9,15 +9,16 @@ from octavo.model_files.gguf_metadata import Metadata
 # Architectures whose rotary embedding pairs neighbouring rows of queries and keys, while ours pairs halves: llama.cpp's
 # converter interleaves the rows, and ERNIE has them so already. With its rows in our order, ERNIE is a Llama.
 INTERLEAVED = ("llama", "mistral3", "smollm3", "ernie4_5")
-# Those that octavo's own decoders run.
+PAIRED_ADAPTERS = (*INTERLEAVED, "granite")  # whose rows of queries and keys come in pairs in adapters
+# Those that octavo's own decoders run. The tensors of AS_TRANSFORMERS are named as Transformers has them in memory.
+AS_TRANSFORMERS = ("exaone4", "gemma", "gemma2", "gemma3", "granite", "olmo2")
 OWN = (
-    *(*INTERLEAVED, "dots1", "gemma2", "glm4moe", "gpt-oss", "minimax-m2", "olmoe", "phi3", "qwen2", "qwen2moe"),
-    *("qwen3", "qwen3moe", "seed_oss"),
+    *(*INTERLEAVED, *AS_TRANSFORMERS, "dots1", "glm4moe", "gpt-oss", "minimax-m2", "olmoe", "phi3", "qwen2"),
+    *("qwen2moe", "qwen3", "qwen3moe", "seed_oss"),
 )
 # Those that are decoded, and run by the code of Transformers.
 THROUGH_TRANSFORMERS = (
-    *("command-r", "cohere2", "exaone4", "gemma", "gemma3", "gemma3n", "gemma4", "glm4", "granite"),
-    *("granitemoe", "olmo2", "stablelm", "starcoder2"),
+    *("command-r", "cohere2", "gemma3n", "gemma4", "glm4", "granitemoe", "stablelm", "starcoder2"),
     # with recurrent layers
     *("falcon-h1", "granitehybrid", "jamba", "lfm2", "lfm2moe", "mamba", "mamba2", "qwen35", "qwen35moe", "qwen3next"),
 )

@@ -101,7 +101,11 @@ def _read_folder(path: Path, max_bytes: int) -> _ReadFiles:
     for name in (CONFIG, WEIGHTS):
         if not (path / name).is_file():
             raise _missing(path, _what_is_missing(path, name))
-    scaling = read_scaling(read_json(path / CONFIG))
+    try:
+        config = read_json(path / CONFIG)
+    except ValueError as error:
+        raise BadModel(f"{CONFIG} is not JSON: {error}; copy it again") from None
+    scaling = read_scaling(config)
     content = _read_weights(path / WEIGHTS, max_bytes)
     tensors, scales = {}, {}
     for name, stored in _read_tensors(content):
@@ -120,7 +124,7 @@ def _read_folder(path: Path, max_bytes: int) -> _ReadFiles:
 
 def _what_is_missing(path: Path, name: str) -> str:
     if not path.exists():
-        return "there is no such folder on this machine"
+        return "there is no such folder on this machine; give one that the router and all workers can read by this path"
     if not path.is_dir():
         return "is a file: give the folder that PEFT wrote, or a file that ends in .gguf"
     if name == WEIGHTS and (path / PICKLE).is_file():
@@ -148,9 +152,9 @@ def _read_weights(path: Path, max_bytes: int) -> bytes:
 
 
 def _read_tensors(data: bytes) -> list[tuple[str, StoredTensor]]:
-    (size,) = struct.unpack_from("<Q", data)
+    size = int.from_bytes(data[:8], "little")
     if not 2 <= size <= min(MAX_HEADER, len(data) - 8):
-        raise BadModel(f"{WEIGHTS} is cut off, or no file of safetensors")
+        raise BadModel(f"{WEIGHTS} is cut off, or no file of safetensors: copy it again")
     header = json.loads(data[8 : 8 + size])
     header.pop("__metadata__", None)
     found = []

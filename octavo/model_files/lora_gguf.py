@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from octavo.model_files.gguf import GgufFile, TensorInfo
-from octavo.model_files.gguf_support import INTERLEAVED
+from octavo.model_files.gguf_support import PAIRED_ADAPTERS
 from octavo.model_files.lora_config import MAX_RANK
 from octavo.model_files.lora_tensors import LoraMatrix, StoredTensor, stored_tensor
 from octavo.request.errors import BadModel
@@ -69,7 +69,7 @@ def _read(file: GgufFile) -> GgufLora:
     if rank > MAX_RANK:
         raise BadModel(f"has the rank {rank}: at most {MAX_RANK} is computed")
     scales = {place: _scale(alpha, of) for place, of in ranks.items() if alpha and of != rank}
-    return GgufLora(rank, alpha, _scale(alpha, rank), tensors, b"".join(parts), scales, arch in INTERLEAVED)
+    return GgufLora(rank, alpha, _scale(alpha, rank), tensors, b"".join(parts), scales, arch in PAIRED_ADAPTERS)
 
 
 def _scale(alpha: float, rank: int) -> float:

@@ -10,7 +10,8 @@ from typing import Any
 REMEDY = "use a checkpoint that is not quantized, or a GGUF file"
 MXFP4 = "mxfp4"  # how gpt-oss is published; no other model is read in it
 LLAMA_LIKE = (  # model types whose quantized files are multiplied as they are, beside those of MIXTURES
-    *("llama", "internlm3", "iquestcoder", "mistral", "qwen2", "qwen3", "smollm3", "phi3"),
+    *("llama", "exaone4", "gemma", "gemma2", "gemma3_text", "granite", "internlm3", "iquestcoder", "mistral"),
+    *("olmo2", "olmo3", "phi3", "qwen2", "qwen3", "smollm3"),
 )
 MIXTURES = (  # whose experts the extension multiplies, too
     *("dots1", "exaone_moe", "glm4_moe", "gpt_oss", "hy_v3", "minimax_m2", "mixtral", "olmoe", "qwen2_moe"),

@@ -10,6 +10,7 @@ from octavo.request.errors import closest
 FLAG_COLUMNS = 32  # of a help: the text of longer flags begins on the next line
 USAGE = "%(prog)s [SETTING ...]"  # of programs with many settings
 _VALUE_OF_SWITCH = re.compile(r"argument (\S+): ignored explicit argument .*", re.DOTALL)
+_REQUIRED = re.compile(r"the following arguments are required: (.*)", re.DOTALL)
 _SWITCH_WORDS = ("yes", "no", "on", "off", "true", "false")
 
 
@@ -25,7 +26,24 @@ class CommandParser(argparse.ArgumentParser):
         if match := _VALUE_OF_SWITCH.fullmatch(message):
             on, _, off = match[1].partition("/")
             message = f"{on} takes no value: give {f'{on} or {off}' if off else 'it, or leave it out'}"
+        if match := _REQUIRED.fullmatch(message):
+            message = "; ".join(f"{name} is missing: {self._meaning(name)}" for name in match[1].split(", "))
         self.exit(2, f"{self.prog}: {message}; {self.prog} --help lists what there is\n")
+
+    def _meaning(self, name: str) -> str:
+        """What an argument stands for; of an action, which there are."""
+        action = next(
+            each for each in self._actions if name in (each.metavar, "/".join(each.option_strings), each.dest)
+        )
+        return f"give {', '.join(action.choices)}" if action.choices else str(action.help)
+
+    def of_action(self, args: argparse.Namespace) -> "CommandParser":
+        """The parser of the command, or of the action of a command, that was chosen."""
+        for each in self._actions:
+            if isinstance(each, argparse._SubParsersAction):
+                found: CommandParser = each.choices[getattr(args, each.dest)]
+                return found.of_action(args)
+        return self
 
     def refuse(self, unknown: Sequence[str]) -> None:
         """Ends the program if there are words that no argument has taken. The message has the closest flag."""

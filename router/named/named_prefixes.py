@@ -8,6 +8,8 @@ from octavo.request.named_prefix import MAX_PREFIXES, NamedPrefix, key_of
 from octavo.store.base import Store
 from router.named.named_entries import NamedEntries
 
+MAX_LISTED = 16  # names in a message
+
 
 class NamedPrefixes:
     """What this router knows of them. `PrefixKeeper` reads them anew every second."""
@@ -44,7 +46,7 @@ class NamedPrefixes:
     async def remove(self, model: str, tenant: str, name: str) -> None:
         """Raises NotFound, StoreUnavailable."""
         if not await self._store.drop_prefix(key_of(model, tenant, name)):
-            raise _missing(name)
+            raise self._missing(model, tenant, name)
         await self.refresh()
 
     async def find(self, model: str, tenant: str, name: str) -> NamedPrefix:
@@ -53,7 +55,7 @@ class NamedPrefixes:
         if key not in self._entries.known:
             await self.refresh()
         if key not in self._entries.known:
-            raise _missing(name)
+            raise self._missing(model, tenant, name)
         return self._entries.known[key]
 
     def note_prompt(self, model: str, tenant: str, tokens: Sequence[int]) -> None:
@@ -62,12 +64,14 @@ class NamedPrefixes:
             if (prefix.model, prefix.tenant) == (model, tenant) and begins_with(tokens, prefix.tokens):
                 self.num_requests[key] += 1
 
+    def _missing(self, model: str, tenant: str, name: str) -> NotFound:
+        names = [each.name for each in self.all() if (each.model, each.tenant) == (model, tenant)]
+        there = f"there is {', '.join(names[:MAX_LISTED])}" if names else "none has a name"
+        what = f"prefix: no prefix {name[:64]!r} of this model and tenant; {there}"
+        return NotFound(what, resource="prefix", name=name)
+
 
 def begins_with(tokens: Sequence[int], beginning: Sequence[int]) -> bool:
     """Looks at the last token first: all chats of a model begin alike."""
     size = len(beginning)
     return len(tokens) >= size and tokens[size - 1] == beginning[-1] and tuple(tokens[:size]) == beginning
-
-
-def _missing(name: str) -> NotFound:
-    return NotFound(f"prefix: no prefix {name[:64]!r} of this model and tenant", resource="prefix", name=name)

@@ -44,10 +44,12 @@ class PrefixMaker:
     ) -> NamedPrefix:
         """Raises InvalidArgument if the tokens fill no block, or the model's context."""
         tokens = await self.beginning(model, text, is_system=is_system)
-        if not model.block_size <= len(tokens) < model.context_tokens:
-            what = f"its prompts have {len(tokens)} tokens in common, which must fill a block of {model.block_size}"
-            which = "system" if is_system else "text"
-            raise InvalidArgument(which, f"{what} and leave room in a context of {model.context_tokens}")
+        which, what = "system" if is_system else "text", f"its prompts have {len(tokens)} tokens in common"
+        if len(tokens) < model.block_size:
+            raise InvalidArgument(which, f"{what}, too few to fill a block of {model.block_size}; give a longer text")
+        if len(tokens) >= model.context_tokens:
+            room = f"no room in a context of {model.context_tokens}"
+            raise InvalidArgument(which, f"{what}, which leave {room}; give a shorter text")
         return NamedPrefix(name, model.fingerprint, tenant, is_system, text, tuple(tokens), workers, model.name)
 
     async def follow_models(self) -> None:

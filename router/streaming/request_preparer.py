@@ -223,6 +223,7 @@ class RequestPreparer:
         Raises InvalidArgument.
         """
         refuse_encoded("text", model)
+        validation.validate_text(text, "system" if is_system else "text", context_tokens=model.context_tokens)
         if not is_system:
             return await self.read_prompt(inference_pb2.GenerateRequest(text=text), model)
         chats = []

@@ -18,11 +18,16 @@ QWEN2 = COMMON | {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", 
 QWEN2 |= {"max_position_embeddings": 32768, "rms_norm_eps": 1e-6, "rope_theta": 1e6, "num_key_value_heads": 2}
 LLAMA = COMMON | {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 128256, "head_dim": 64}
 LLAMA |= {"max_position_embeddings": 131072, "rms_norm_eps": 1e-5, "rope_theta": 5e5, "num_key_value_heads": 8}
+GEMMA = COMMON | {"architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text", "vocab_size": 262144}
+GEMMA |= {"hidden_activation": "gelu_pytorch_tanh", "max_position_embeddings": 32768, "rms_norm_eps": 1e-6}
+GEMMA |= {"rope_theta": 1e6, "rope_local_base_freq": 1e4, "sliding_window": 512, "sliding_window_pattern": 6}
+GEMMA |= {"head_dim": 256, "query_pre_attn_scalar": 256, "num_key_value_heads": 1}
 SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 SHAPES: dict[str, dict[str, Any]] = {
     "qwen2.5-0.5b": QWEN2 | dict(zip(SIZES, (896, 4864, 24, 14), strict=True)),
     "qwen2.5-1.5b": QWEN2 | dict(zip(SIZES, (1536, 8960, 28, 12), strict=True)),
     "llama-3.2-1b": LLAMA | dict(zip(SIZES, (2048, 8192, 16, 32), strict=True)),
+    "gemma-3-1b": GEMMA | dict(zip(SIZES, (1152, 6912, 26, 4), strict=True)),
 }
 
 
@@ -64,6 +69,9 @@ def sizes_of(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
         sizes[f"{prefix}mlp.gate_proj.weight"] = sizes[f"{prefix}mlp.up_proj.weight"] = (inner, hidden)
         sizes[f"{prefix}mlp.down_proj.weight"] = (hidden, inner)
         sizes[f"{prefix}input_layernorm.weight"] = sizes[f"{prefix}post_attention_layernorm.weight"] = (hidden,)
+        if config["model_type"] == "gemma3_text":
+            sizes |= {f"{prefix}{part}_feedforward_layernorm.weight": (hidden,) for part in ("pre", "post")}
+            sizes |= {f"{prefix}self_attn.{part}_norm.weight": (head_dim,) for part in "qk"}
     return sizes
 
 

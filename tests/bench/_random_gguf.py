@@ -14,7 +14,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 
 from _random_checkpoint import SHAPES, sizes_of
-from gguf_models import INNER, OUTER, add_sizes, finish, random_rows
+from gguf_models import GEMMA2, INNER, OUTER, add_sizes, finish, random_rows
 
 from gpu_worker.models.checkpoint.locate import demo_file
 
@@ -28,13 +28,17 @@ def write_q4_k_m(shape: str, directory: Path) -> Path:
         return path
     config = SHAPES[shape]
     directory.mkdir(parents=True, exist_ok=True)
-    writer = gguf.GGUFWriter(path.with_suffix(".new"), config["model_type"])
+    is_gemma = config["model_type"] == "gemma3_text"
+    writer = gguf.GGUFWriter(path.with_suffix(".new"), "gemma3" if is_gemma else config["model_type"])
     add_sizes(writer, config | {"rope_parameters": {"rope_theta": config["rope_theta"]}})
+    if is_gemma:
+        writer.add_value_length(config["head_dim"])
+        writer.add_sliding_window(config["sliding_window"])
     _copy_tokenizer(writer, config["vocab_size"])
     for name, size in sizes_of(config).items():
         stem, _, ending = name.rpartition(".")
         _, _, layer, part = stem.split(".", 3) if stem.startswith("model.layers.") else ("", "", "", stem)
-        stored = f"blk.{layer}.{INNER[part]}" if layer else OUTER[stem]
+        stored = f"blk.{layer}.{(GEMMA2 if is_gemma else INNER)[part]}" if layer else OUTER[stem]
         if len(size) == 1:
             value = np.zeros if ending == "bias" else np.ones
             writer.add_tensor(f"{stored}.{ending}", value(size, np.float32))

@@ -67,6 +67,33 @@ def test_parts_that_do_not_fit_are_refused_by_name(extension: ModuleType) -> Non
             extension.Llama(**weights.arguments() | {"layers": [weights.layer() | spoilt]})
 
 
+def test_norms_scales_and_angles_that_do_not_fit_are_refused_by_name(extension: ModuleType) -> None:
+    weights = Weights(extension)
+    tensor, arguments, normed = weights.tensor, weights.arguments(), {"post_norms": True}
+    after = {"attended_norm": tensor(32), "output_norm": tensor(32)}
+    rows: list[tuple[dict, dict, str]] = [
+        *(({name: value}, {}, "sizes") for name in ("logit_cap", "attention_cap") for value in (-1.0, float("nan"))),
+        *(({name: float("inf")}, {}, "sizes") for name in ("sum_scale", "embedding_scale", "logit_divisor")),
+        ({"logit_divisor": 0.0}, {}, "sizes"),
+        (normed, {}, "post_norms"),
+        ({}, after, "post_norms"),
+        (normed, after | {"output_norm": tensor(16)}, "output_norm"),
+        (normed, after | weights.experts(), "router"),
+        ({"sum_scale": 0.5}, weights.experts(), "router"),
+        ({}, {"cos": tensor(BLOCKS * BLOCK_SIZE, 16)}, "cos"),
+        ({}, {"cos": tensor(8, 16), "sin": tensor(8, 16)}, "cos"),
+    ]
+    for sizes, layer, who in rows:
+        with pytest.raises(ValueError, match=f"^{who}"):
+            extension.Llama(
+                **arguments | {"sizes": arguments["sizes"] | sizes, "layers": [arguments["layers"][0] | layer]}
+            )
+    layer = {name: part for name, part in arguments["layers"][0].items() if name not in ("input_norm", "mlp_norm")}
+    with pytest.raises(ValueError, match=r"^input_norm"):
+        extension.Llama(**arguments | {"layers": [layer]})
+    extension.Llama(**arguments | {"sizes": arguments["sizes"] | normed, "layers": [layer | after]})
+
+
 def test_threads_take_turns(extension: ModuleType) -> None:
     """Those that step the same decoder, in arenas of their own, get what each would alone."""
     arguments = Weights(extension).arguments()

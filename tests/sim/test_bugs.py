@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-QUICK = ("take_without_epoch", "forget_detach", "deliver_twice", "overlook_pictures")  # found within the first seeds
+# Found within the first seeds.
+QUICK = ("take_without_epoch", "forget_detach", "deliver_twice", "overlook_pictures", "buddy_goes_on")
 LONGER = pytest.param(("send_before_journal",), marks=pytest.mark.long)
 LATE = (
     "append_without_fence",

@@ -61,7 +61,8 @@ def write_gguf_lora(path: Path, folder: Path, arch: str, heads: tuple[int, int])
     stored |= {f"self_attn.{part}_proj": f"attn_{part}" for part in "qkv"}
     for name, tensor in load_file(folder / "adapter_model.safetensors").items():
         _, _, _, _, layer, block, module, side, _ = name.split(".")
-        turned = {"q_proj": heads[0], "k_proj": heads[1]}.get(module) if arch == "llama" and side == "lora_B" else None
+        pairs = arch in ("llama", "granite") and side == "lora_B"
+        turned = {"q_proj": heads[0], "k_proj": heads[1]}.get(module) if pairs else None
         if turned is not None:  # rows i and i + half of a head come to stand beside each other
             tensor = tensor.view(turned, 2, -1, tensor.shape[-1]).transpose(1, 2).reshape(tensor.shape)
         writer.add_tensor(f"blk.{layer}.{stored[f'{block}.{module}']}.weight.{side.lower()}", tensor.float().numpy())

@@ -10,6 +10,7 @@ import transformers
 VOCAB = 257
 ENDS = {"eos_token_id": 256, "bos_token_id": None, "pad_token_id": None}
 MIXTURES = ("Mixtral", "Qwen2Moe", "Qwen3Moe", "Olmoe", "Glm4Moe", "GptOss", "MiniMaxM2")
+DENSE = ("Gemma2", "Gemma3Text", "Olmo3", "Granite")
 GPTS = ("GPT2", "GPTJ", "GPTNeo", "Bloom", "Falcon", "Mpt")
 
 
@@ -42,6 +43,36 @@ def random_mixture(draw: random.Random, kind: str) -> transformers.PretrainedCon
         sizes["first_k_dense_replace"] = draw.randint(0, 1)
     config: Any = getattr(transformers, f"{kind}Config")
     return config(**sizes)
+
+
+def random_dense(draw: random.Random, kind: str) -> transformers.PretrainedConfig:
+    """Layers whose outputs are normed or scaled before they are added, of which some have windows."""
+    kv_heads, layers = draw.randint(1, 4), draw.randint(2, 3)
+    sizes = {
+        "vocab_size": VOCAB,
+        "hidden_size": 64 * draw.randint(1, 3),
+        "intermediate_size": 32 * draw.randint(2, 4),
+        "num_hidden_layers": layers,
+        "num_attention_heads": kv_heads * draw.randint(1, 2),
+        "num_key_value_heads": kv_heads,
+        "head_dim": 16 * draw.randint(1, 2),
+        "max_position_embeddings": 2048,
+        "sliding_window": 20,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"][:layers],
+        "query_pre_attn_scalar": 20,
+        "final_logit_softcapping": 3.0,
+        "residual_multiplier": 0.5,
+        "logits_scaling": 2.0,
+        **ENDS,
+    }
+    if kind != "Granite":  # whose heads have what the hidden size leaves them
+        del sizes["residual_multiplier"], sizes["logits_scaling"]
+    if kind in ("Granite", "Olmo3"):
+        del sizes["head_dim"], sizes["query_pre_attn_scalar"], sizes["final_logit_softcapping"]
+        sizes |= {"num_attention_heads": 4, "num_key_value_heads": draw.choice((1, 2, 4))}
+    if kind == "Granite":
+        del sizes["sliding_window"], sizes["layer_types"]
+    return getattr(transformers, f"{kind}Config")(**sizes)
 
 
 def random_gpt(draw: random.Random, kind: str) -> transformers.PretrainedConfig:

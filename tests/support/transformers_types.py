@@ -28,6 +28,8 @@ BIG_CODE = {"vocab_size": 128, "n_positions": 128, "n_embd": 32, "n_layer": 3, "
 MIXED = {**WINDOWED, "layer_types": ["sliding_attention", "full_attention"] * 2}
 GEMMA4 = {**WIDE, **MIXED, "per_layer_config": {"1": {"head_dim": 32}, "3": {"head_dim": 32}}}
 DEFAULT_ROPE = {"rope_type": "default", "rope_theta": 1e4}
+LINEAR = {"rope_type": "linear", "rope_theta": 1e6, "factor": 4.0}
+GEMMA = {**WIDE, **WINDOWED, "num_hidden_layers": 7, "tie_word_embeddings": False}
 SCALES = {"attention_multiplier": 0.2, "residual_multiplier": 0.5, "embedding_multiplier": 2.0, "logits_scaling": 2.0}
 TOWER = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4}
 AUDIO = {"ext_pw_out_channel": 32, "depthwise_separable_out_channel": 32}
@@ -45,6 +47,25 @@ SHARP = {
     "factor": 4.0,
     "original_max_position_embeddings": 32,
     "truncate": False,
+}
+# Without experts, beside Llama's own variations, that octavo runs itself.
+DENSE: dict[str, tuple[str, dict]] = {
+    "exaone4": ("Exaone4", {**SMALL, **WINDOWED}),
+    "gemma": ("Gemma", {**WIDE, "tie_word_embeddings": False}),
+    "granite": ("Granite", {**SMALL, **SCALES}),
+    "olmo2": ("Olmo2", SMALL),
+    "olmo3": ("Olmo3", {**SMALL, **WINDOWED}),
+    "gemma2": (
+        "Gemma2",
+        {**GEMMA, "query_pre_attn_scalar": 20, "attn_logit_softcapping": 5.0, "final_logit_softcapping": 3.0},
+    ),
+    "gemma3": ("Gemma3Text", GEMMA),
+    "gemma3-scaled": (
+        "Gemma3Text",
+        {**GEMMA, "final_logit_softcapping": 3.0, "query_pre_attn_scalar": 20, "attention_bias": True}
+        | {"rope_parameters": {"full_attention": LINEAR, "sliding_attention": DEFAULT_ROPE}},
+    ),
+    "granite-biased": ("Granite", {**SMALL, **SCALES, "attention_bias": True, "mlp_bias": True}),
 }
 # With experts that octavo runs itself.
 MIXTURES: dict[str, tuple[str, dict]] = {
@@ -158,11 +179,9 @@ TYPES: dict[str, tuple[str, dict]] = {
     "deepseek_v3": ("DeepseekV3", {**LATENT, **ROUTED_EXPERTS, "v_head_dim": 32}),
     "ernie4_5": ("Ernie4_5", WIDE),
     "ernie4_5_moe": ("Ernie4_5_Moe", {**SMALL, "moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 32}),
-    "exaone4": ("Exaone4", {**SMALL, **WINDOWED}),
     "flex_olmo": ("FlexOlmo", {**SMALL, **EXPERTS}),
     "flint": ("Flint", {**WIDE, **MIXED, **NARROW, **SHARED}),
     "fuyu": ("Fuyu", {"text_config": {**SMALL, "num_key_value_heads": 4, "model_type": "persimmon"}}),
-    "gemma": ("Gemma", {**WIDE, "tie_word_embeddings": False}),
     "gemma3n_text": (
         "Gemma3nText",
         {**WIDE, **MIXED, "tie_word_embeddings": False, "vocab_size_per_layer_input": 128, "laurel_rank": 8}
@@ -192,7 +211,6 @@ TYPES: dict[str, tuple[str, dict]] = {
     "glm4_moe_lite": ("Glm4MoeLite", {**LATENT, **ROUTED_EXPERTS}),
     "gpt_bigcode": ("GPTBigCode", {**BIG_CODE, **NO_ENDS}),
     "gpt_bigcode-many-heads": ("GPTBigCode", {**BIG_CODE, **NO_ENDS, "multi_query": False}),
-    "granite": ("Granite", {**SMALL, **SCALES}),
     "granite_swa": ("GraniteSWA", {**SMALL, **SCALES, **WINDOWED, "layer_rope_theta": [1e4, 0, 1e6, 1e4]}),
     "granitemoe": ("GraniteMoe", {**SMALL, **LOCAL_EXPERTS}),
     "granitemoe_swa": (
@@ -233,8 +251,6 @@ TYPES: dict[str, tuple[str, dict]] = {
     "nanochat": ("NanoChat", {**WIDE, "final_logit_softcapping": 3.0}),
     "nemotron": ("Nemotron", SMALL),
     "olmo": ("Olmo", {**SMALL, "clip_qkv": 0.5}),
-    "olmo2": ("Olmo2", SMALL),
-    "olmo3": ("Olmo3", {**SMALL, **WINDOWED}),
     "opt-350m": (
         "OPT",
         {

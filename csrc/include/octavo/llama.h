@@ -20,6 +20,15 @@ struct LlamaSizes {
     float eps = 0, scale = 0;
     float embedding_scale = 1;     // what embeddings are multiplied with
     std::int64_t asked_inner = 0;  // inner states of all the experts that a token asks; 0: there are none
+    bool gelu = false;             // gates are of GELU (by tanh), not SiLU
+    float attention_cap = 0;       // soft caps of scores and logits, as in AttentionOptions; 0: none
+    float logit_cap = 0;
+    bool post_norms = false;  // layers norm what attention and MLP give before it is added
+    float sum_scale = 1;      // what that is multiplied with
+    float logit_divisor = 1;
+
+    // Whether what attention and MLP give lies apart before it is added.
+    bool sums_apart() const { return post_norms || sum_scale != 1.0F; }
 };
 
 // What one of several ranks computes: the attention of some heads, and some rows of every matrix. No sum is ever split:
@@ -64,18 +73,20 @@ struct Experts {
 
 // The tensors of a layer. Vectors are f32; a vector without data is not there.
 struct LlamaLayer {
-    TensorRef input_norm, mlp_norm;  // [hidden]
-    Stack qkv;                       // [(heads + 2 kv_heads) head_dim, hidden]
-    Stack out;                       // [hidden, heads head_dim]
-    Stack gate_up;                   // [2 inner, hidden]
-    Stack down;                      // [hidden, inner]
+    TensorRef input_norm, mlp_norm;        // [hidden]; not given: products take the states as they are
+    TensorRef attended_norm, output_norm;  // [hidden], of what attention and MLP give, with post_norms
+    Stack qkv;                             // [(heads + 2 kv_heads) head_dim, hidden]
+    Stack out;                             // [hidden, heads head_dim]
+    Stack gate_up;                         // [2 inner, hidden]
+    Stack down;                            // [hidden, inner]
     TensorRef qkv_bias, out_bias, gate_up_bias, down_bias;
     TensorRef q_norm, k_norm;  // [head_dim], or of all heads together
     TensorRef sinks;           // [heads]: scores without values that take part in the softmax
     std::int64_t window = 0;
     BlockSparse sparse;
     bool rotated = true;
-    Experts experts;  // in the place of gate_up and down
+    TensorRef cos, sin;  // the layer's own angles, as wide as the model's; not given: those
+    Experts experts;     // in the place of gate_up and down
 };
 
 // What an adapter adds to a stack's products of x: y[first + row] += sum over k of b[k, row] * (scale * a[k] . x).
@@ -160,6 +171,7 @@ class Llama {
     std::int64_t group() const { return sizes_.heads / sizes_.kv_heads; }
     bool all_have_heads() const;  // of the ranks that divide those of this one
     void share_of_logits(std::int64_t rows) const;
+    void linear_logits(const TensorRef& out, const TensorRef& hidden) const;
     void order_forward(const LlamaStep& step) const;
     LlamaStep own_step(LlamaStep step, const TensorRef& lora_groups) const;
     void tell_order(const WantedLogits& wanted = {}) const;

@@ -23,13 +23,19 @@ _ATTENTION = re.compile(r"((?:.*\.)?layers\.\d+\.self_attn\.)(.+)")
 
 
 class KvScaledSource:
-    """A WeightSource around one with scales. `qkv_rows`: how many rows of a `qkv_proj` are queries, keys and values."""
+    """A WeightSource around one with scales. `qkv_rows`: how many rows of a `qkv_proj` are queries, keys and values.
 
-    def __init__(self, source: WeightSource, scales: Mapping[str, tuple[float, float]], qkv_rows: list[int]) -> None:
+    `norm_offset` is added to the norms' weights by whoever reads them.
+    """
+
+    def __init__(
+        self, source: WeightSource, scales: Mapping[str, tuple[float, float]], qkv_rows: list[int], norm_offset: float
+    ) -> None:
         """`scales`: of the keys and of the values, by the part of the names that a layer's attention has."""
         self._source = source
         self._scales = scales
         self._qkv_rows = qkv_rows
+        self._norm_offset = norm_offset
         self._names = source.names()
 
     def names(self) -> set[str]:
@@ -55,7 +61,8 @@ class KvScaledSource:
             factors = torch.tensor([queries, keyed, 1 / values]).repeat_interleave(torch.tensor(self._qkv_rows))
             return tensor.float() * factors.reshape(-1, *[1] * (tensor.dim() - 1))
         factor = by_part.get(place[2], 1)
-        return tensor if factor == 1 else tensor.float() * factor
+        offset = self._norm_offset if place[2].endswith("_norm.weight") else 0.0
+        return tensor if factor == 1 else (tensor.float() + offset) * factor - offset
 
 
 def read_scales(source: WeightSource) -> dict[str, tuple[float, float]]:

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
+
 from gpu_worker.models.decoders import rope
 from gpu_worker.models.decoders.expert_families import DEFAULTS, expert_layers, read_experts_config
 from gpu_worker.models.decoders.experts import ExpertsConfig
@@ -22,10 +24,17 @@ MOST = {
     "context_tokens": 1 << 24,
 }
 LLAMAS = ("llama", "internlm3", "iquestcoder")  # model types whose code in Transformers is Llama's
-# A window in the configuration counts without a switch.
-ALWAYS_WINDOWED = ("mistral", "mixtral", "phi3", "gemma2", "dots1", "exaone_moe", "gpt_oss")
-HEADS_NORMED = ("qwen3", "qwen3_moe", "dots1", "exaone_moe", "hy_v3")  # each head by itself
-TOGETHER_NORMED = ("olmoe", "minimax_m2")  # all heads as one row
+GEMMAS = ("gemma", "gemma2", "gemma3_text")
+# Families of which the last of so many layers sees all keys, and the others have a window.
+PERIODS = {"exaone4": 4, "exaone_moe": 4, "gemma2": 2, "gemma3_text": 6, "gpt_oss": 2, "olmo3": 4}
+ALWAYS_WINDOWED = ("mistral", "mixtral", "phi3", "dots1", *PERIODS)  # a window in the configuration needs no switch
+HEADS_NORMED = ("qwen3", "qwen3_moe", "dots1", "exaone4", "exaone_moe", "gemma3_text", "hy_v3")  # each head by itself
+TOGETHER_NORMED = ("olmoe", "olmo2", "olmo3", "minimax_m2")  # all heads as one row
+
+Norms = tuple[tuple[str, str], ...]  # of a layer: our names, and those in checkpoints
+BEFORE: Norms = (("input_norm", "input_layernorm"), ("mlp_norm", "post_attention_layernorm"))
+AFTER: Norms = (("attended_norm", "post_attention_layernorm"), ("output_norm", "post_feedforward_layernorm"))
+AROUND: Norms = (("input_norm", "input_layernorm"), ("mlp_norm", "pre_feedforward_layernorm"), *AFTER)
 
 
 def unreadable(error: Exception) -> BadModel:
@@ -55,6 +64,7 @@ class LlamaConfig:
     context_tokens: int
     norm_eps: float
     rope: RopeParameters
+    near_rope: RopeParameters | None = None  # of layers with a window; None: `rope`
     windows: tuple[int, ...]  # per layer: how many keys a query sees; 0: all
     sparse: tuple[BlockSparsePattern | None, ...]  # per layer
     rotated: tuple[bool, ...]  # per layer: whether positions are encoded at all
@@ -63,20 +73,28 @@ class LlamaConfig:
     head_norms: bool = False  # whether queries and keys are normed head by head
     together_normed: bool = False  # or those of all heads together
     sinks: bool = False  # whether a score without a value takes part in each head's softmax
+    norms: Norms = BEFORE  # what attention and MLP take is normed, or what they give, or both
+    norm_offset: float = 0.0  # what is added to the norms' weights in checkpoints, in float32
     activation: str = "silu"  # of the gate; or "gelu_tanh"
     query_scalar: float = 0.0  # scores are divided by its square root; 0: by that of head_dim
     attention_cap: float = 0.0  # soft caps of scores and logits, as in AttentionOptions; 0: none
     logit_cap: float = 0.0
     embedding_scale: float = 1.0
+    sum_scale: float = 1.0  # what attention and MLP give is multiplied with it before it is added
+    logit_divisor: float = 1.0
     experts: ExpertsConfig | None = None
     expert_layers: tuple[bool, ...] = ()  # per layer, of a model with experts
-    post_norms: bool = False  # what attention and MLP give is normed before it is added
     drafting_layers: int = 0  # of the checkpoint, after those of the model: they draft tokens, and are not used
     pairs_rows: bool = False  # whether the family's own rows of queries and keys come in pairs, also in its adapters
 
     @property
     def attention_scale(self) -> float:
         return float((self.query_scalar or self.head_dim) ** -0.5)
+
+    @property
+    def post_norms(self) -> bool:
+        """Whether what attention and MLP give is normed before it is added."""
+        return "attended_norm" in dict(self.norms)
 
     @property
     def qkv_rows(self) -> list[int]:
@@ -87,6 +105,10 @@ class LlamaConfig:
     def limited_to(self, context_tokens: int | None) -> "LlamaConfig":
         """This model, for sequences of at most so many tokens; None: as many as it was made for."""
         return replace(self, context_tokens=min(self.context_tokens, context_tokens or self.context_tokens))
+
+    def rounded_to(self, dtype: torch.dtype) -> "LlamaConfig":
+        """This model with the scale of embeddings as Transformers rounds it before it multiplies."""
+        return replace(self, embedding_scale=torch.tensor(self.embedding_scale, dtype=dtype).item())
 
     @classmethod
     def from_dict(cls, config: Mapping[str, Any]) -> "LlamaConfig":
@@ -109,6 +131,9 @@ class LlamaConfig:
             raise BadModel(f"config.json: {num_heads} heads do not share {num_kv_heads} key-value heads")
         windows = tuple(_window(config, layer) for layer in range(num_layers))
         family = config.get("model_type")
+        far_config, near_config = rope.far_and_near(config)
+        far = RopeParameters.from_config(far_config, head_dim)
+        near = RopeParameters.from_config(near_config, head_dim) if near_config else None
         return cls(
             vocab_size=int(config["vocab_size"]),
             hidden_size=int(config["hidden_size"]),
@@ -119,12 +144,13 @@ class LlamaConfig:
             head_dim=head_dim,
             context_tokens=context_tokens,
             norm_eps=float(config["rms_norm_eps"]),
-            rope=RopeParameters.from_config(config, head_dim),
+            rope=far,
+            near_rope=None if near == far else near,
             windows=windows,
             sparse=tuple(_sparse(config, layer, num_heads) for layer in range(num_layers)),
             rotated=_rotated(config, windows),
             tied=bool(config.get("tie_word_embeddings", False)),
-            **(_gemma2(config) if config.get("model_type") == "gemma2" else {}),
+            **_variations(config),
             biased=_biased(config),
             head_norms=family in HEADS_NORMED or (family == "glm4_moe" and bool(config.get("use_qk_norm", False))),
             together_normed=family in TOGETHER_NORMED,
@@ -140,10 +166,19 @@ def is_llama_like(config: Mapping[str, Any]) -> bool:
     """Whether LlamaDecoder computes what this configuration of Transformers means, with every setting in it."""
     return (
         config.get("model_type") in LLAMA_LIKE
-        and config.get("hidden_act", "silu") in ("silu", "swish")
-        and rope.kind(config) in rope.KINDS
+        and _is_activation_known(config)
+        and all(rope.kind(each) in rope.KINDS for each in rope.far_and_near(config) if each is not None)
+        and not config.get("use_bidirectional_attention")
         and not (config["model_type"] == "iquestcoder" and (config.get("clip_qkv") or config.get("use_sliding_window")))
     )
+
+
+def _is_activation_known(config: Mapping[str, Any]) -> bool:
+    """Gemma's first files say `gelu`, and mean that by tanh."""
+    if config["model_type"] not in GEMMAS:
+        return config.get("hidden_act", "silu") in ("silu", "swish")
+    named = config.get("hidden_activation") or config.get("hidden_act") or "gelu_pytorch_tanh"
+    return named == "gelu_pytorch_tanh" or (named == "gelu" and config["model_type"] == "gemma")
 
 
 def is_mixture(config: Mapping[str, Any]) -> bool:
@@ -172,20 +207,36 @@ def _whole(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _rotated(config: Mapping[str, Any], windows: tuple[int, ...]) -> tuple[bool, ...]:
     """In which layers positions are encoded."""
-    if config.get("model_type") == "exaone_moe" and config.get("sliding_window"):
+    if config.get("model_type") in ("exaone4", "exaone_moe") and config.get("sliding_window"):
         return tuple(window > 0 for window in windows)
     no_rope = config.get("no_rope_layers") or [1] * len(windows)
     return tuple(bool(no_rope[layer]) for layer in range(len(windows)))
 
 
-def _gemma2(config: Mapping[str, Any]) -> dict[str, Any]:
-    return {
+def _variations(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What families compute otherwise than Llama's, as fields of LlamaConfig."""
+    family = config.get("model_type")
+    if family in ("exaone4", "olmo2", "olmo3"):
+        return {"norms": AFTER}
+    if family == "granite":
+        names = {"embedding_scale": "embedding_multiplier", "sum_scale": "residual_multiplier"}
+        scales = {field: float(config.get(name, 1.0)) for field, name in names.items()}
+        query_scalar = float(config.get("attention_multiplier", 1.0)) ** -2
+        return scales | {"query_scalar": query_scalar, "logit_divisor": float(config.get("logits_scaling", 1.0))}
+    if family not in GEMMAS:
+        return {}
+    gemma = {
         "activation": "gelu_tanh",
-        "query_scalar": float(config["query_pre_attn_scalar"]),
-        "attention_cap": float(config["attn_logit_softcapping"] or 0),
-        "logit_cap": float(config["final_logit_softcapping"] or 0),
         "embedding_scale": float(int(config["hidden_size"]) ** 0.5),
-        "post_norms": True,
+        "norm_offset": 1.0,
+    }
+    if family == "gemma":
+        return gemma
+    return gemma | {
+        "norms": AROUND,
+        "query_scalar": float(config["query_pre_attn_scalar"]),
+        "attention_cap": float(config.get("attn_logit_softcapping") or 0),
+        "logit_cap": float(config.get("final_logit_softcapping") or 0),
     }
 
 
@@ -199,7 +250,7 @@ def _biased(config: Mapping[str, Any]) -> frozenset[str]:
     if family == "internlm3":  # which also has names of its own
         config = {"attention_bias": config.get("qkv_bias"), "mlp_bias": config.get("bias"), **config}
     attention = {"qkv", "out"} if family not in ("mistral", "phi3") and config.get("attention_bias") else set()
-    mlp = {"gate_up", "down"} if family in (*LLAMAS, "smollm3") and config.get("mlp_bias") else set()
+    mlp = {"gate_up", "down"} if family in (*LLAMAS, "granite", "smollm3") and config.get("mlp_bias") else set()
     return frozenset(attention | mlp)
 
 
@@ -231,10 +282,8 @@ def _window(config: Mapping[str, Any], layer: int) -> int:
     if family == "smollm3":
         no_rope = config.get("no_rope_layers")
         return window if no_rope and not no_rope[layer] else 0
-    if family == "gpt_oss":
-        return window if layer % 2 == 0 else 0
-    if family == "exaone_moe":
-        pattern = config.get("sliding_window_pattern", 4)
+    if family in PERIODS:
+        pattern = config.get("sliding_window_pattern") or PERIODS[family]
         near = pattern[layer % len(pattern)] == "L" if isinstance(pattern, str) else (layer + 1) % int(pattern) != 0
         return window if near else 0
     return window if layer >= int(config.get("max_window_layers", 0)) else 0

@@ -7,13 +7,25 @@ from gpu_worker.models.decoders.experts import ExpertsConfig
 from octavo.model_files.quantization import MIXTURES
 
 Config = Mapping[str, Any]
+_GEMMA = {"tie_word_embeddings": True, "rms_norm_eps": 1e-6, "head_dim": 256}
 # What configurations leave out where Transformers has another value than Llama's.
 DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+    "exaone4": {"sliding_window": 4096},
     "exaone_moe": {"first_k_dense_replace": 1, "n_group": 1, "topk_group": 1},
+    "gemma": _GEMMA,
+    "gemma2": {
+        **_GEMMA,
+        "query_pre_attn_scalar": 256,
+        "sliding_window": 4096,
+        "attn_logit_softcapping": 50.0,
+        "final_logit_softcapping": 30.0,
+    },
+    "gemma3_text": {**_GEMMA, "query_pre_attn_scalar": 256, "sliding_window": 4096},
     "glm4_moe": {"partial_rotary_factor": 0.5, "first_k_dense_replace": 1},
     "gpt_oss": {"rope_theta": 150000.0, "sliding_window": 128, "attention_bias": True},
     "hy_v3": {"rope_theta": 11158840.0, "first_k_dense_replace": 1},
     "minimax_m2": {"rope_theta": 5e6},
+    "olmo3": {"rope_theta": 500000.0, "sliding_window": 4096},
     "solar_open": {"rope_theta": 1e6, "partial_rotary_factor": 1.0},
 }
 

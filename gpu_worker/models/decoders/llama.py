@@ -1,4 +1,4 @@
-"""Decoders of the Llama family (Llama, Mistral, Qwen2, Qwen3, SmolLM, Phi-3, and Gemma 2 of GGUF files).
+"""Decoders of the Llama family (such as Llama, Mistral, Qwen, Phi-3, Gemma 1 to 3, OLMo 2 and 3, Granite, EXAONE 4).
 
 RMS norms, rotary positions, grouped heads, gated MLP.
 
@@ -62,7 +62,7 @@ def collect(
     hidden, vocab = config.hidden_size, config.vocab_size
     tensors: dict[str, Tensor | M] = {
         "embedding": matrix(["model.embed_tokens.weight"], [(vocab, hidden)]),
-        "norm": checkpoint.read_tensor("model.norm.weight", (hidden,)),
+        "norm": _norm(checkpoint, "model.norm.weight", hidden, config),
     }
     for layer in range(config.num_layers):
         found = _layer(checkpoint, matrix, config, split, layer)
@@ -121,22 +121,22 @@ def _layer(
             )
     if config.experts is not None and config.expert_layers[layer]:
         tensors |= read_experts(checkpoint, matrix, config.experts, hidden, prefix)
-    norms = {"input_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"}
-    if config.post_norms:
-        norms |= {
-            "attended_norm": "post_attention_layernorm",
-            "mlp_norm": "pre_feedforward_layernorm",
-            "output_norm": "post_feedforward_layernorm",
-        }
-    for name, norm in norms.items():
-        tensors[name] = checkpoint.read_tensor(f"{prefix}{norm}.weight", (hidden,))
+    for name, norm in config.norms:
+        tensors[name] = _norm(checkpoint, f"{prefix}{norm}.weight", hidden, config)
     if config.head_norms or config.together_normed:
         sizes = config.qkv_rows if config.together_normed else [config.head_dim] * 2
         for name, size in zip(("q_norm", "k_norm"), sizes, strict=False):
-            tensors[name] = checkpoint.read_tensor(f"{prefix}self_attn.{name}.weight", (size,))
+            tensors[name] = _norm(checkpoint, f"{prefix}self_attn.{name}.weight", size, config)
     if config.sinks:
         tensors["sinks"] = checkpoint.read_floats(f"{prefix}self_attn.sinks", (config.num_heads,))
     return tensors
+
+
+def _norm(checkpoint: CheckpointReader, name: str, size: int, config: LlamaConfig) -> Tensor:
+    """A norm's weight: in float32 where something is added to it, as sums near 1 would lose most of it in 16 bits."""
+    if not config.norm_offset:
+        return checkpoint.read_tensor(name, (size,))
+    return checkpoint.read_floats(name, (size,)) + config.norm_offset
 
 
 def layers_of(tensors: Mapping[str, M], num_layers: int) -> list[dict[str, M]]:
@@ -172,23 +172,26 @@ class LlamaDecoder(OwnDecoder):
         on_device = {name: tensor.to(device) for name, tensor in tensors.items()}
         self.formats = sorted({tensor.arithmetic for tensor in on_device.values() if isinstance(tensor, CudaMatrix)})
         super().__init__(config)
-        self.config = config
-        self._ops = ops
         self._embedding = on_device["embedding"]
+        self.config = config.rounded_to(self._embedding.dtype)
+        self._ops = ops
         self._norm = on_device["norm"]
         self._head = on_device.get("head", self._embedding)
         self._layers = layers_of(on_device, config.num_layers)
-        cos, sin = config.rope.table(config.context_tokens)
-        self._cos, self._sin = cos.to(device, self._norm.dtype), sin.to(device, self._norm.dtype)
+        dtype = self._embedding.dtype
+        self._ropes = [
+            tuple(x.to(device, dtype) for x in each.table(config.context_tokens))
+            for each in (config.rope, config.near_rope)
+            if each is not None
+        ]
+        self._rope_of = [int(config.near_rope is not None and window > 0) for window in config.windows]
         self._options = _options(config, self._layers)
         own, group = self.ranks.num_kv_heads * config.head_dim, config.num_heads // config.num_kv_heads
         self._own_rows = [own * group, own, own]
         self.lora_support = support_of(config) if ranks is None else NO_LORA_ON_GPUS
         self.load_lora: LoadLora | None = None
         if ranks is None:
-            self.load_lora = lambda files: placed(load(files, config), self._norm.dtype, device)
-        # Transformers rounds the scale to the model's dtype before it multiplies.
-        self._embedding_scale = torch.tensor(config.embedding_scale, dtype=self._norm.dtype).item()
+            self.load_lora = lambda files: placed(load(files, config), dtype, device)
 
     def forward(self, batch: TokenBatch, kv: Sequence[Tensor], rows: Tensor) -> Tensor:
         hidden: Tensor = self.ranks.forward(self, batch, kv, rows)
@@ -196,25 +199,36 @@ class LlamaDecoder(OwnDecoder):
 
     def compute(self, batch: TokenBatch, kv: Sequence[Tensor], rows: Tensor) -> Tensor:
         """This rank's share of a step, and what all ranks make of that: the normed states of the rows."""
-        ops, eps = self._ops, self.config.norm_eps
-        cos, sin = self._cos[batch.positions], self._sin[batch.positions]
+        angles = [(cos[batch.positions], sin[batch.positions]) for cos, sin in self._ropes]
         x = self._embedding[batch.token_ids]
-        if self._embedding_scale != 1.0:
-            x = x * self._embedding_scale
-        normed = ops.rms_norm(x, self._layers[0]["input_norm"], eps)
+        if self.config.embedding_scale != 1.0:
+            x = x * self.config.embedding_scale
+        first = self._layers[0].get("input_norm")
+        normed = x if first is None else self._ops.rms_norm(x, first, self.config.norm_eps)
         for index, layer in enumerate(self._layers):
-            attended = self._attend(index, normed, kv[index], batch, cos, sin)
-            normed, x = ops.add_rms_norm(attended, x, layer["mlp_norm"], eps)
+            attended = self._attend(index, normed, kv[index], batch, *angles[self._rope_of[index]])
+            normed, x = self._added(attended, x, layer.get("mlp_norm"))
             out = self._mlp(index, normed, batch)
             if index + 1 < len(self._layers):
-                normed, x = ops.add_rms_norm(out, x, self._layers[index + 1]["input_norm"], eps)
-        return ops.add_rms_norm(out[rows], x[rows], self._norm, eps)[0]
+                normed, x = self._added(out, x, self._layers[index + 1].get("input_norm"))
+        return self._added(out[rows], x[rows], self._norm)[0]
+
+    def _added(self, out: Tensor, x: Tensor, norm: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The sum, normed and as it is."""
+        if self.config.sum_scale != 1.0:
+            out = out * self.config.sum_scale
+        if norm is not None:
+            return self._ops.add_rms_norm(out, x, norm, self.config.norm_eps)
+        total = out + x
+        return total, total
 
     def states(self, forwarded: Tensor, first: int) -> Tensor:
         return forwarded[first:]
 
     def logits(self, hidden: Tensor) -> Tensor:
         logits: Tensor = self.ranks.logits(self, hidden)
+        if self.config.logit_divisor != 1.0:
+            logits = logits / self.config.logit_divisor
         cap = self.config.logit_cap
         return torch.tanh(logits / cap) * cap if cap else logits
 

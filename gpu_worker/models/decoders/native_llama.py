@@ -34,10 +34,8 @@ MAX_HEAD_DIM = 256
 
 
 def supports(config: LlamaConfig) -> bool:
-    """Whether the extension computes this model: its heads fill the registers, and it has nothing of Gemma 2."""
-    gemma = config.post_norms or config.activation != "silu"
-    capped = config.attention_cap or config.logit_cap
-    return config.head_dim % 8 == 0 and config.head_dim <= MAX_HEAD_DIM and not gemma and not capped
+    """Whether the extension computes this model: its heads fill the registers."""
+    return config.head_dim % 8 == 0 and config.head_dim <= MAX_HEAD_DIM
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +88,10 @@ class NativeLlamaDecoder(OwnDecoder):
         super().__init__(config)
         self.config = config
         self._extension = extension
-        self.rope = cos, sin = config.rope.table(config.context_tokens)
+        cos, sin = config.rope.table(config.context_tokens)
+        near = () if config.near_rope is None else config.near_rope.table(config.context_tokens)
+        self._near = dict(zip(("cos", "sin"), near, strict=False))
+        self.rope = (cos, sin, *near)
         sizes = {
             "vocab": config.vocab_size,
             "hidden": config.hidden_size,
@@ -102,6 +103,9 @@ class NativeLlamaDecoder(OwnDecoder):
             "scale": config.attention_scale,
             "embedding_scale": config.embedding_scale,
             "asked_inner": 0 if config.experts is None else config.experts.asked_inner,
+            "gelu": config.activation == "gelu_tanh",
+            "post_norms": config.post_norms,
+            **{name: getattr(config, name) for name in ("attention_cap", "logit_cap", "sum_scale", "logit_divisor")},
         }
         share = None if place is None else LlamaShare.of(config, place)
         tensors = packed.tensors if share is None else share.cut(packed.tensors, config, extension)
@@ -183,7 +187,7 @@ class NativeLlamaDecoder(OwnDecoder):
         return native(Tensor.contiguous) if room is None else room.keep(lora.num_bytes, len(lora.layers), native)
 
     def _layer(self, layer: int, tensors: dict[str, Any]) -> dict[str, Any]:
-        sparse = self.config.sparse[layer]
+        sparse, window = self.config.sparse[layer], self.config.windows[layer]
         stacks: dict[str, list[Any]] = {name: [] for name in FIRST_SOURCES}
         others = {}
         for name in sorted(tensors):  # `qkv` before `qkv.1`
@@ -199,10 +203,11 @@ class NativeLlamaDecoder(OwnDecoder):
             | {name: tuple(parts) for name, parts in stacks.items()}
             | self._experts(tensors)
             | {
-                "window": self.config.windows[layer],
+                "window": window,
                 "sparse": () if sparse is None else sparse.extension_arguments,
                 "rotated": self.config.rotated[layer],
             }
+            | (self._near if window else {})
         )
 
     def _experts(self, tensors: dict[str, Any]) -> dict[str, Any]:

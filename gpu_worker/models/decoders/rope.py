@@ -20,6 +20,20 @@ def kind(config: Mapping[str, Any]) -> str:
     return "longrope" if name in ("su", "yarn") and "long_factor" in scaling else name
 
 
+def far_and_near(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any] | None]:
+    """The configuration as layers that see all keys read it, and as those with a window do; None: alike."""
+    given = config.get("rope_parameters") or {}
+    found = [given.get(kind) for kind in ("full_attention", "sliding_attention")]
+    if any(found):
+        far, near = ({**config, "rope_parameters": each or {}, "rope_scaling": None} for each in found)
+        return far, near
+    plain = {**config, "rope_parameters": None, "rope_scaling": None}
+    if config.get("model_type") == "gemma3_text":
+        theta = config.get("rope_local_base_freq") or 10000.0
+        return {"rope_theta": 1e6, **config}, {**plain, "rope_theta": theta}
+    return config, plain if config.get("model_type") == "olmo3" else None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeParameters:
     """How positions become angles. Parameters that a kind does not use are ignored."""
@@ -92,6 +106,8 @@ class RopeParameters:
         elif self.kind == "yarn":
             plain = self._yarn(plain)
         elif self.kind == "factors":
+            if len(self.factors) != len(plain):
+                raise BadModel(f"{len(self.factors)} factors of rotary positions for {len(plain)} frequencies")
             plain = plain / torch.tensor(self.factors, dtype=torch.float32)
         elif self.kind != "default":
             raise BadModel(f"rope_type: {self.kind!r} is not one of {', '.join(KINDS)}")

@@ -1,4 +1,4 @@
-"""A GGUF file with experts as a checkpoint of octavo's own decoder: each expert's matrices are a part of one tensor."""
+"""A GGUF file as a checkpoint of octavo's own decoder; of experts each one's matrices are a part of one tensor."""
 
 from collections.abc import Mapping
 from itertools import product
@@ -8,18 +8,42 @@ import torch
 from torch import Tensor
 
 from gpu_worker.models.checkpoint import mxfp4
-from gpu_worker.models.checkpoint.weights import FLOATS
+from gpu_worker.models.checkpoint.weights import FLOATS, BlockSource
 from gpu_worker.models.gguf.families import read_family
 from gpu_worker.models.gguf.header import GgufHeader
 from gpu_worker.models.gguf.held_blocks import held_blocks
 from gpu_worker.models.gguf.recipes import Join, Recipe
-from gpu_worker.models.gguf.tensors import KERNELS, ROPE_FACTORS, architecture, dequantize
+from gpu_worker.models.gguf.tensors import KERNELS, ROPE_FACTORS, GgufSource, architecture, dequantize, read_config
+from gpu_worker.models.gguf.through_transformers import RecipeSource, check_tensors, rope_factors
 from octavo.model_files.gguf import GgufFile, TensorInfo, TensorType
+from octavo.model_files.gguf_support import AS_TRANSFORMERS, end_token_ids
 from octavo.model_files.gguf_support import FLOATS as FLOAT_TYPES
-from octavo.model_files.gguf_support import end_token_ids
 from octavo.request.errors import BadModel
 
 PARTS = ("gate", "up", "down")
+
+
+def source_of(file: GgufFile) -> tuple[Mapping[str, Any], BlockSource]:
+    """What config.json of the model in an open file says, and its tensors. BadModel if it is not understood."""
+    arch = architecture(file)
+    if file.metadata.integer(f"{arch}.expert_count", 0) > 0:
+        source = ExpertGgufSource(file)
+        return source.config, source
+    if arch not in AS_TRANSFORMERS:
+        return read_config(file), GgufSource(file)
+    family = read_family(GgufHeader(file, arch))
+    check_tensors(file, family)
+    config, factors = dict(family.config), rope_factors(file, family)
+    if factors is not None:
+        config["rope_parameters"] = _divided(config["rope_parameters"], factors.tolist())
+    return config, RecipeSource(file, family)
+
+
+def _divided(rope: Mapping[str, Any], factors: list[float]) -> Mapping[str, Any]:
+    """These positions, of layers that see all keys, with frequencies divided by factors."""
+    if (far := rope.get("full_attention")) is not None:
+        return {**rope, "full_attention": _divided(far, factors)}
+    return {**rope, "rope_type": "factors", "factors": factors}
 
 
 class TensorPlace(NamedTuple):
@@ -123,7 +147,3 @@ def _scaled(data: Tensor) -> tuple[Tensor, Tensor]:
 def _whole(recipes: Mapping[str, Recipe]) -> dict[str, Recipe]:
     """Those of tensors that are not divided."""
     return {name: recipe for name, recipe in recipes.items() if ".experts." not in name}
-
-
-def has_experts(file: GgufFile) -> bool:
-    return file.metadata.integer(f"{architecture(file)}.expert_count", 0) > 0

@@ -27,14 +27,16 @@ from gpu_worker.models.gguf.recipes import (
 from gpu_worker.models.gguf.recurrent import RECURRENT
 from octavo.request.errors import BadModel
 
-GEMMA3_27B_LAYERS = 62  # the only Gemma 3 whose scores are not divided by the root of a head's size
+# The only Gemma 2 and 3 whose scores are not divided by the root of a head's size.
+GEMMA2_27B_LAYERS, GEMMA3_27B_LAYERS = 46, 62
 EXAONE4_32B_LAYERS = 64  # the only EXAONE 4 with windows, which its early files do not name
 SIGMOID = 2  # what llama.cpp calls a router whose shares are sigmoids
+GEMMA = LLAMA | NORMED_OUTPUTS | {"ffn_norm": "pre_feedforward_layernorm"}
 STARCODER2_WINDOW = 4096  # of all StarCoder 2 that were published, and of none of their files
 
 
 def read_family(header: GgufHeader) -> Family:
-    """BadModel if the file has a setting or a tensor that is not understood, or lacks one."""
+    """BadModel if the file has a setting that is not understood, or lacks one."""
     read = FAMILIES[header.arch]
     header.refuse_others(header.integer("attention.key_length", header.head_dim))
     family = read(header)
@@ -68,20 +70,34 @@ def _gemma(header: GgufHeader) -> Family:
     return Family(config, named_recipes(header, LLAMA, gemma_norms(LLAMA)))
 
 
+def _gemma2(header: GgufHeader) -> Family:
+    """Where a file is silent, it is a published model."""
+    config = _common(header, "gemma2", **_rms(header), intermediate_size=header.inner_size()) | {
+        "query_pre_attn_scalar": _score_size(header, GEMMA2_27B_LAYERS),
+        "attn_logit_softcapping": header.number("attn_logit_softcapping", 50.0),
+        "final_logit_softcapping": header.number("final_logit_softcapping", 30.0),
+        "sliding_window": header.integer("attention.sliding_window", 4096),
+        "layer_types": header.layer_types(1, 2),
+    }
+    return Family(config, named_recipes(header, GEMMA, gemma_norms(GEMMA)))
+
+
+def _score_size(header: GgufHeader, layers_of_27b: int) -> int:
+    return header.hidden // header.heads if header.layers == layers_of_27b else header.head_dim
+
+
 def _gemma3(header: GgufHeader) -> Family:
     window = header.integer("attention.sliding_window", 0)
-    size = header.hidden // header.heads if header.layers == GEMMA3_27B_LAYERS else header.head_dim
     near = {"rope_type": "default", "rope_theta": header.number("rope.freq_base_swa", 10000.0)}
     config = _common(header, "gemma3_text", **_rms(header), intermediate_size=header.inner_size()) | {
-        "query_pre_attn_scalar": size,
+        "query_pre_attn_scalar": _score_size(header, GEMMA3_27B_LAYERS),
         "sliding_window": window or header.context,
         "layer_types": header.layer_types(window, 6),
         "rope_parameters": {"full_attention": rope_parameters(header), "sliding_attention": near},
         "final_logit_softcapping": header.number("final_logit_softcapping", 0.0) or None,
         "attn_logit_softcapping": None,
     }
-    inner = LLAMA | NORMED_OUTPUTS | {"ffn_norm": "pre_feedforward_layernorm"}
-    return Family(config, named_recipes(header, inner, gemma_norms(inner)))
+    return Family(config, named_recipes(header, GEMMA, gemma_norms(GEMMA)))
 
 
 def _qwen2moe(header: GgufHeader) -> Family:
@@ -327,6 +343,7 @@ def _corrections(header: GgufHeader, first: int) -> dict[str, Recipe]:
 FAMILIES: Mapping[str, Callable[[GgufHeader], Family]] = {
     "llama": _mixtral,
     "gemma": _gemma,
+    "gemma2": _gemma2,
     "gemma3": _gemma3,
     "gemma3n": read_gemma3n,
     "gemma4": read_gemma4,

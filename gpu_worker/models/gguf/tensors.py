@@ -1,7 +1,4 @@
-"""Reads a GGUF file as a Transformers checkpoint: metadata as config.json, dequantized tensors by their usual names.
-
-One thing is not as in Transformers: the norms of Gemma 2 are stored as they multiply, with the 1 that is added to them.
-"""
+"""Reads a GGUF file as a Transformers checkpoint: metadata as config.json, dequantized tensors by their usual names."""
 
 import re
 from collections.abc import Sequence
@@ -58,7 +55,6 @@ def dequantize(data: memoryview, kind: TensorType, num_values: int) -> NDArray[n
 
 ROPE_FACTORS = "rope_freqs.weight"
 ROPE_LONG, ROPE_SHORT = "rope_factors_long.weight", "rope_factors_short.weight"
-GEMMA2_27B_LAYERS = 46  # the only Gemma 2 whose scores are not divided by the root of a head's size
 
 _OUTER = {
     "token_embd.weight": "model.embed_tokens.weight",
@@ -67,12 +63,6 @@ _OUTER = {
 }
 _INNER = LLAMA | {"attn_qkv": "self_attn.qkv_proj"}
 _INNER_OF = {
-    "gemma2": _INNER
-    | {
-        "post_attention_norm": "post_attention_layernorm",
-        "ffn_norm": "pre_feedforward_layernorm",
-        "post_ffw_norm": "post_feedforward_layernorm",
-    },
     "phi3": _INNER | {"ffn_up": "mlp.gate_up_proj"},
     "seed_oss": _INNER | {"post_attention_norm": "post_attention_layernorm"},
 }
@@ -201,7 +191,6 @@ def read_config(file: GgufFile) -> dict[str, Any]:
         "no_rope_layers": [(layer + 1) % 4 for layer in range(num_layers)] if arch == "smollm3" else None,
         "tie_word_embeddings": "output.weight" not in file.tensors,
         "eos_token_id": sorted(end_token_ids(file.metadata)),
-        **(_gemma2(header, num_layers, head_dim) if arch == "gemma2" else {}),
         **({"sliding_window": header.integer("attention.sliding_window", 0)} if arch == "phi3" else {}),
     }
     header.refuse_unknown()
@@ -214,18 +203,6 @@ def _context(header: GgufSettings) -> int:
     if header.number("attention.temperature_scale", 0.0):
         return min(context, header.integer("rope.scaling.original_context_length"))
     return context
-
-
-def _gemma2(header: GgufSettings, num_layers: int, head_dim: int) -> dict[str, Any]:
-    """The settings that only Gemma 2 has. A file may leave them out; then they are those of the published models."""
-    size = header.integer("embedding_length") // header.integer("attention.head_count")
-    return {
-        "query_pre_attn_scalar": size if num_layers == GEMMA2_27B_LAYERS else head_dim,
-        "attn_logit_softcapping": header.number("attn_logit_softcapping", 50.0),
-        "final_logit_softcapping": header.number("final_logit_softcapping", 30.0),
-        "sliding_window": header.integer("attention.sliding_window", 4096),
-        "layer_types": [("sliding_attention", "full_attention")[layer % 2] for layer in range(num_layers)],
-    }
 
 
 def _rope(header: GgufSettings, head_dim: int) -> dict[str, Any]:

@@ -25,12 +25,7 @@ def prepare(
 
     BadModel if the file lacks a tensor of the model, or has one too many.
     """
-    used = {name for recipe in family.recipes.values() for name in recipe.of}
-    if lacking := sorted(used - set(file.tensors)):
-        raise BadModel(f"{file.path.name} has no tensor {lacking[0]!r}")
-    if left := sorted(set(file.tensors) - used - family.unused - {ROPE_FACTORS}):
-        some = f"{', '.join(left[:5])}{' …' if len(left) > 5 else ''}"
-        raise BadModel(f"{len(left)} tensors of {file.path.name} have no place in the model: {some}")
+    check_tensors(file, family)
     wanted = {name: recipe for name, recipe in family.recipes.items() if name not in left_out}
     source, tensors = RecipeSource(file, family), dict[str, Tensor]()
     for name, recipe in wanted.items():
@@ -38,6 +33,16 @@ def prepare(
         tensors[name] = (tensor if recipe.columns is None else tensor[..., recipe.columns]).to(dtype).contiguous()
         on_tensor(len(tensors), len(wanted))
     return tensors
+
+
+def check_tensors(file: GgufFile, family: Family) -> None:
+    """BadModel if the file lacks a tensor that the recipes name, or has one too many."""
+    used = {name for recipe in family.recipes.values() for name in recipe.of}
+    if lacking := sorted(used - set(file.tensors)):
+        raise BadModel(f"{file.path.name} has no tensor {lacking[0]!r}")
+    if left := sorted(set(file.tensors) - used - family.unused - {ROPE_FACTORS}):
+        some = f"{', '.join(left[:5])}{' …' if len(left) > 5 else ''}"
+        raise BadModel(f"{len(left)} tensors of {file.path.name} have no place in the model: {some}")
 
 
 class RecipeSource:
@@ -54,7 +59,7 @@ class RecipeSource:
         return set(self._recipes)
 
     def get(self, name: str) -> Tensor:
-        recipe = self._recipes[name]
+        recipe = self._recipe(name)
         joined = recipe.join([read_tensor(self._file, part) for part in recipe.of])
         for part in recipe.of:
             self._file.release(part)
@@ -65,7 +70,7 @@ class RecipeSource:
         return self._recipes[name].columns
 
     def block_format(self, name: str) -> str:
-        infos = [self._file.tensors[part] for part in self._recipes[name].of]
+        infos = [self._file.tensors[part] for part in self._recipe(name).of]
         kinds = {info.type for info in infos}
         if len(kinds) > 1 or kinds & set(FLOAT_TYPES) or self._order(name) is None:
             return FLOATS
@@ -83,6 +88,11 @@ class RecipeSource:
             self._file.release(part)
         blocks = parts[0] if len(parts) == 1 else torch.cat(parts)
         return blocks if order is None or torch.equal(order, torch.arange(len(order))) else blocks[order]
+
+    def _recipe(self, name: str) -> Recipe:
+        if name not in self._recipes:
+            raise BadModel(f"{self._file.path.name} has nothing of which {name!r} is made")
+        return self._recipes[name]
 
     def _order(self, name: str) -> Tensor | None:
         recipe = self._recipes[name]

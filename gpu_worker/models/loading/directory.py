@@ -83,7 +83,7 @@ def _decoder(
         source = open_source(source, content)
         if how.kv_scales:
             log.info("keys and values of %d layers are scaled for the cache as the checkpoint says", len(how.kv_scales))
-            source = KvScaledSource(source, how.kv_scales, config.qkv_rows)
+            source = KvScaledSource(source, how.kv_scales, config.qkv_rows, config.norm_offset)
         if is_bare(source):
             source = PrefixedSource(source)
             if not config.tied:

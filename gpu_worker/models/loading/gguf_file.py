@@ -14,10 +14,10 @@ from gpu_worker.models.decoders.config import LlamaConfig
 from gpu_worker.models.decoders.decoder import Decoder
 from gpu_worker.models.fingerprint import model_fingerprint
 from gpu_worker.models.gguf import through_transformers
-from gpu_worker.models.gguf.experts import ExpertGgufSource, has_experts
+from gpu_worker.models.gguf.experts import source_of
 from gpu_worker.models.gguf.families import read_family
 from gpu_worker.models.gguf.header import GgufHeader
-from gpu_worker.models.gguf.tensors import GgufSource, architecture, read_config
+from gpu_worker.models.gguf.tensors import architecture
 from gpu_worker.models.loading.load_options import LoadOptions
 from gpu_worker.models.loading.loaded_model import LoadedModel
 from gpu_worker.models.loading.own_decoders import kept, native, op_by_op
@@ -48,12 +48,7 @@ def load_gguf(name: str, path: Path, how: LoadOptions) -> LoadedModel:
 
 
 def _gguf_decoder(name: str, file: GgufFile, dtype: torch.dtype, how: LoadOptions) -> Decoder:
-    source: GgufSource | ExpertGgufSource
-    if has_experts(file):
-        source = ExpertGgufSource(file)
-        content = source.config
-    else:
-        content, source = read_config(file), GgufSource(file)
+    content, source = source_of(file)
     config = llama.with_stored_parts(LlamaConfig.from_dict(content).limited_to(how.context_tokens), source.names())
     if how.native(config):
         return native(source, config, dtype, how, PackedFiles(name, file.paths, [], dtype, how))

@@ -34,7 +34,7 @@ def native(
     packed = kept.weights(LlamaPacking(source, config, dtype, how.quantization, extension, how.progress), {})
     if how.quantization.endswith(A8) and not packed.rounds_to_8_bits():
         raise without_8_bits(how)
-    return NativeLlamaDecoder(config, packed, extension, how.place)
+    return NativeLlamaDecoder(config.rounded_to(dtype), packed, extension, how.place)
 
 
 def kept(source: WeightSource, config: LlamaConfig, dtype: torch.dtype, how: LoadOptions) -> Decoder:

@@ -71,7 +71,7 @@ def model(name: str) -> CheckReport:
             return _folder(path)
     except OSError as error:
         return _bad(f"{error.filename or path}: {error.strerror}", f"make it readable, or {ANOTHER}")
-    if "/" in name and not name.startswith((".", "/", "~")) and name.count("/") == 1:
+    if _may_be_of_hub(name):
         return CheckReport("model", "note", f"{name} is no file here: it would be fetched from the hub")
     return _bad(f"{name}: no such file, directory or known name", f"give --model, such as {DEMO_MODEL}")
 
@@ -87,6 +87,8 @@ def tokenizer(name: str) -> CheckReport:
         if path.is_dir() and not any((path / file).is_file() for file in CONVERTIBLE):
             text = f"none in {path}: token ids are served, and text is refused"
             return CheckReport("tokenizer", "note", text, "copy the model's tokenizer.json beside its weights")
+        if not (path.exists() or _may_be_of_hub(name)):
+            return CheckReport("tokenizer", "note", "not known: there is no such model")
         return CheckReport("tokenizer", "ok", "the model's own")
     command = [sys.executable, "-P", "-c", TOKENIZER_PROBE, str(path)]
     try:
@@ -119,6 +121,10 @@ def adapters(name: str) -> CheckReport:
     if done.returncode or not done.stdout:
         return CheckReport("adapters", "note", "not known: no worker is installed here, or the model is not read")
     return CheckReport("adapters", "ok", done.stdout.strip())
+
+
+def _may_be_of_hub(name: str) -> bool:
+    return name.count("/") == 1 and not name.startswith((".", "/", "~"))
 
 
 def _path_of(name: str) -> Path:

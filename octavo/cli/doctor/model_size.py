@@ -179,12 +179,10 @@ def _of_file(path: Path) -> ModelSize:
         width = metadata.integer(f"{kind}.attention.key_length", 0)
         width = width or (metadata.integer(f"{kind}.embedding_length", 0) // heads if heads else 0)
         count, top = (metadata.integer(f"{kind}.expert_{what}", 0) for what in ("count", "used_count"))
-        decoded = [
-            each for each in tensors if kind == "gemma2" or (runs_through_transformers(file) and _is_stack(each))
-        ]
+        decoded = [each for each in tensors if runs_through_transformers(file) and _is_stack(each)]
         return ModelSize(
             [SizedTensor(each.name, prod(each.shape), 4.0 if each in decoded else _kept(each)) for each in tensors],
-            [AS_THEY_ARE, HALVES] if kind == "gemma2" else [AS_THEY_ARE],
+            [AS_THEY_ARE],
             slots=2 * metadata.integer(f"{kind}.block_count", 0) * kv_heads * width,
             asked=top / count if count else 1.0,
         )

@@ -29,7 +29,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     add.add_argument("path", metavar="PATH", help="its folder or GGUF file, which the router and all workers can read")
     add.add_argument("--model", metavar="MODEL", help="a name in `octavo status` [the only model]")
     remove = actions.add_parser("remove", help="forget a name; requests that run go on")
-    remove.add_argument("name", metavar="NAME")
+    remove.add_argument("name", metavar="NAME", help="a name in `octavo adapter list`")
     listing = actions.add_parser("list", help="show all, and where they are in memory")
     for each, run in ((add, run_add), (remove, run_remove), (listing, run_list)):
         connection.add_admin_arguments(each, run)

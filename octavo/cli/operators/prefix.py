@@ -29,12 +29,12 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     add = actions.add_parser("add", help="name a text, and have workers keep it")
     add.add_argument("name", metavar="NAME", help="letters, digits, dots, dashes and underscores")
-    add.add_argument("file", metavar="FILE", help="the text; - is stdin")
+    add.add_argument("file", metavar="FILE", help="a file with the text; - is stdin")
     add.add_argument("--text", action="store_true", help="the text begins prompts that are no chats")
     text = "on how many workers it stays [all of the model]"
     add.add_argument("--workers", type=_count, default=0, metavar="NUMBER", help=text)
     remove = actions.add_parser("remove", help="forget a name; its blocks are evicted like others")
-    remove.add_argument("name", metavar="NAME")
+    remove.add_argument("name", metavar="NAME", help="a name in `octavo prefix list`")
     for each in (add, remove):
         each.add_argument("--model", metavar="MODEL", help="a name in `octavo status` [the only model]")
         each.add_argument("--tenant", default="", metavar="TENANT", help="for whose requests, where there are API keys")
@@ -84,9 +84,13 @@ def _kind(args: argparse.Namespace) -> str:
 
 def _text(file: str) -> str:
     try:
-        return sys.stdin.read() if file == "-" else Path(file).read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise CommandError(f"{file}: {error}") from None
+        text = sys.stdin.read() if file == "-" else Path(file).read_text()
+        text.encode()  # fails for what stdin had beside UTF-8
+    except OSError as error:
+        raise CommandError(f"FILE: {file}: {error.strerror}; name a file with the text, or - for stdin") from None
+    except UnicodeError:
+        raise CommandError(f"FILE: {file} is no text in UTF-8; convert it") from None
+    return text
 
 
 def _fields(prefix: admin_pb2.NamedPrefix) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from random_models import random_model
 from safetensors.torch import load_file, save_file
 from span_batches import batch_of_spans
 from steps import Piece, step_of
-from transformers_types import MIXTURES, SMALL, TYPES
+from transformers_types import DENSE, MIXTURES, SMALL, TYPES
 
 from gpu_worker.running.loading import load_runner
 from gpu_worker.running.model_runner import ModelRunner
@@ -62,8 +62,6 @@ CONFIGS: dict[str, tuple[str, dict]] = {
     "gpt2-scaled-by-layer": ("GPT2", {**GPT, "scale_attn_by_inverse_layer_idx": True}),
     "gpt2-relu": ("GPT2", {**GPT, "activation_function": "relu"}),
     "opt": ("OPT", {**FALCON, "word_embed_proj_dim": 32, "ffn_dim": 48, "pad_token_id": None}),
-    "gemma2": ("Gemma2", {**CAPPED, "query_pre_attn_scalar": 20, "tie_word_embeddings": False}),
-    "gemma3": ("Gemma3Text", {**SMALL, "head_dim": 16, "sliding_window": 11, "tie_word_embeddings": False}),
     "gpt-neox": ("GPTNeoX", {**FALCON, "intermediate_size": 48}),
     "phi": ("Phi", SMALL),
     "gemma2-tied": ("Gemma2", GEMMA2),
@@ -123,9 +121,9 @@ class Tiny:
 
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Tiny]:
-    """Tiny models by name, each made once: those of CONFIGS, TYPES and MIXTURES, or with a configuration and fields."""
+    """Tiny models by name, each made once: of CONFIGS and transformers_types, or with a configuration and fields."""
     directory = tmp_path_factory.mktemp("models")
-    known, made = CONFIGS | TYPES | MIXTURES, dict[str, Tiny]()
+    known, made = CONFIGS | TYPES | DENSE | MIXTURES, dict[str, Tiny]()
 
     def make(name: str, kind: str = "", fields: dict | None = None) -> Tiny:
         if name not in made:

@@ -7,27 +7,25 @@ import torch
 from differences import difference
 from effort import diagonal, is_long
 from instruction_sets import OPS
-from transformers_types import MIXTURES, TYPES
+from transformers_types import DENSE, MIXTURES, TYPES
 
 from gpu_worker import LLM, SamplingParams
 from octavo.request.errors import BadModel
 
 LLAMAS = (
     *("llama", "llama-llama3", "llama-yarn", "llama-linear", "llama-dynamic", "llama-biases", "mistral", "qwen2"),
-    *("qwen3", "smollm3", "phi3", "phi3-tied", "phi3-longrope", "internlm3", "iquestcoder", *MIXTURES),
+    *("qwen3", "smollm3", "phi3", "phi3-tied", "phi3-longrope", "internlm3", "iquestcoder", *DENSE),
+    *MIXTURES,
 )
 GPTS = (
     *("gpt2", "gpt2-scaled-by-layer", "gpt2-relu", "gptj", "codegen", "gpt-neo", "bloom", "bloom-normed-residual"),
     *("falcon-7b", "falcon-40b", "falcon-11b", "falcon-rw", "falcon-sequential", "mpt", "mpt-clipped"),
 )
-THROUGH_TRANSFORMERS = (
-    *("opt", "gemma2", "gemma3", "gemma4_text", "gpt-neox", "phi", "deepseek_v2", "qwen3_5_text", "bamba"),
-)
+THROUGH_TRANSFORMERS = ("opt", "gemma4_text", "gpt-neox", "phi", "deepseek_v2", "qwen3_5_text", "bamba")
 OURS = {
     **dict.fromkeys(LLAMAS, "llama"),
     **dict.fromkeys(GPTS, "gpt"),
     **{name: f"transformers:{name}" for name in THROUGH_TRANSFORMERS},
-    "gemma3": "transformers:gemma3_text",
     "gpt-neox": "transformers:gpt_neox",
 }
 TOKENS = [(7 * i + 3) % 128 for i in range(50)]

@@ -10,10 +10,9 @@ from collections.abc import Callable
 import pytest
 import torch
 from effort import diagonal
-from gguf_models import write_gguf
 from instruction_sets import ISAS
 from span_batches import batch_of_spans
-from transformers_types import MIXTURES, SMALL
+from transformers_types import MIXTURES, SCALES, SMALL
 
 from gpu_worker.ops import native
 from gpu_worker.running.model_runner import ModelRunner
@@ -36,6 +35,12 @@ MODELS: dict[str, tuple[str, dict]] = {
     "mistral": ("Mistral", {**LLAMA, "sliding_window": SPLIT - 3, "head_dim": 16}),
     "qwen3": ("Qwen3", {**LLAMA, "head_dim": 16}),
     "gemma2": ("Gemma2", {**LLAMA, **ODD, "head_dim": 16, "sliding_window": 700, "query_pre_attn_scalar": 20}),
+    "gemma3": (
+        "Gemma3Text",
+        {**LLAMA, **ODD, "head_dim": 16, "sliding_window": 700, "layer_types": ["sliding_attention", "full_attention"]},
+    ),
+    "olmo3": ("Olmo3", {**LLAMA, **ODD, "sliding_window": 700, "layer_types": ["sliding_attention", "full_attention"]}),
+    "granite": ("Granite", {**LLAMA, **SCALES}),
     "experts": ("Qwen2Moe", {**MIXTURES["qwen2_moe-some"][1], **FAR}),
     "experts-odd": ("Qwen3Moe", {**MIXTURES["qwen3_moe-many"][1], **ODD, **FAR}),
     "grouped": ("Glm4Moe", {**MIXTURES["glm4_moe-grouped"][1], **FAR}),
@@ -46,7 +51,7 @@ MODELS: dict[str, tuple[str, dict]] = {
 }
 FORMS = [
     *((name, {}) for name in MODELS),
-    *((name, {"dtype": "bfloat16"}) for name in ("llama", "experts", "sinks", "gemma2", "gpt2")),
+    *((name, {"dtype": "bfloat16"}) for name in ("llama", "experts", "sinks", "gemma3", "gpt2")),
     ("llama", {"dtype": "bfloat16", "kv_cache_dtype": "float32"}),
     ("llama", {"dtype": "float16"}),
     ("llama", {"quantization": "q8", "kv_cache_dtype": "int8"}),
@@ -54,18 +59,17 @@ FORMS = [
     ("llama-odd", {"dtype": "bfloat16", "kv_cache_dtype": "fp8_e5m2"}),
     ("mistral", {"quantization": "q4-a8"}),
     ("qwen3", {"kv_cache_dtype": "bfloat16"}),
+    ("gemma2", {"quantization": "q4", "kv_cache_dtype": "int8"}),
+    ("gemma3", {"quantization": "q8-a8"}),
     ("experts", {"quantization": "q4-a8"}),
 ]
 Steps = list[list[tuple[int, int, int]]]  # of each step: (sequence, first token, end)
 
 
 @pytest.fixture
-def replayed(tiny, load, tmp_path) -> Callable[..., ModelRunner]:
+def replayed(tiny, load) -> Callable[..., ModelRunner]:
     def load_long(name: str, **options) -> ModelRunner:
         model = tiny(f"replayed-{name}", *MODELS[name]).directory
-        if name == "gemma2":
-            write_gguf(model, tmp_path / "model.gguf")
-            model = tmp_path / "model.gguf"
         return load(model, context_tokens=CONTEXT, batch_invariant=True, **options)
 
     return load_long

@@ -9,7 +9,7 @@ from gguf_converter import convert
 from loras import ATTENTION, adapted, greedy, write_gguf_lora, write_lora
 from random_models import random_model
 from safetensors.torch import load_file, save_file
-from transformers_types import TYPES
+from transformers_types import DENSE, TYPES
 
 from gpu_worker import LLM, LoRARequest, SamplingParams
 from gpu_worker.ops import native
@@ -189,6 +189,20 @@ def test_an_adapter_in_a_gguf_file_is_the_one_in_its_folder(llm, folder, loras, 
         assert ask(llm, prompts(1)[0], of_file).token_ids == ask(llm, prompts(1)[0], of_folder).token_ids
         same_order = arch == "qwen2" and one is not ranks
         assert (read_lora(path).digest == read_lora(one).digest) == same_order
+
+
+@pytest.mark.parametrize("name", ["gemma3", "granite"])
+def test_what_adapters_add_is_normed_or_scaled_with_what_it_is_added_to(name, tmp_path):
+    kind, fields = DENSE[name]
+    model = random_model(getattr(transformers, f"{kind}Config")(**fields), seed=1)
+    model.save_pretrained(tmp_path / "model")
+    path = write_lora(tmp_path / "lora", model, seed=2)
+    prompt = [token % 128 for token in prompts(1)[0]]
+    heads = fields["num_attention_heads"], fields["num_key_value_heads"]
+    of_file = write_gguf_lora(tmp_path / "lora.gguf", path, name, heads)
+    with adapted(model, path), LLM(str(tmp_path / "model"), **SMALL, dtype="float32") as llm:
+        for each in (path, of_file):
+            assert ask(llm, prompt, LoRARequest("x", 1, str(each))).token_ids == greedy(model, prompt, TOKENS)
 
 
 def test_adapters_of_a_family_whose_own_rows_come_in_pairs_are_turned_with_its_weights(tmp_path):

@@ -1,5 +1,6 @@
 """Every command says in one line what is wrong with what it was given, and what to do: no traceback, no hang."""
 
+import io
 import os
 import socket
 import struct
@@ -75,6 +76,17 @@ BAD = [
     (["status", "--admin-endpoint=127.0.0.1:1,h:99999"], 2, "status: --admin-endpoint: h:99999: port must"),
     (["top", "--interval=0"], 2, "no number of seconds above 0"),
     (["top", "--admin-endpoint=127.0.0.1:1"], 1, "stdout is no terminal: give --once or --json"),
+    (["prefix"], 2, "ACTION is missing: give add, remove, list"),
+    *(([name, "remove"], 2, f"NAME is missing: a name in `octavo {name} list`") for name in ("prefix", "adapter")),
+    (["prefix", "add", "x", "--text"], 2, "prefix add: FILE is missing: a file with the text; - is stdin"),
+    (["prefix", "add", "x", "a-file", "--txt"], 2, "prefix add: no such argument: --txt; did you mean --text?"),
+    (["prefix", "add", "x", "You are kind"], 1, "FILE: You are kind: No such file or directory; name a file with"),
+    (["prefix", "add", "x", "no-text/config.json"], 1, "FILE: no-text/config.json is no text in UTF-8"),
+    (
+        ["adapter", "add"],
+        2,
+        "NAME is missing: letters, digits, dots, dashes and underscores; PATH is missing: its folder",
+    ),
     # what would be open to others
     *(([name, "--host=0.0.0.0"], 2, "--tls-key and --tls-ca, or --insecure") for name in ("router", "worker")),
     *(([name, "--tls-cert=a.crt", "--tls-key=a.key"], 2, "belong together") for name in ("router", "worker")),
@@ -140,6 +152,12 @@ def test_one_line_says_what_is_wrong(folder, capsys, words, code, says):
     assert says in line
     assert captured.out == ""
     assert not (folder / "state").exists()  # nothing was begun
+
+
+def test_bytes_of_stdin_that_are_no_text_are_refused(capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"kind \xff")))
+    assert main(["prefix", "add", "x", "-"]) == 1
+    assert capsys.readouterr().err == "octavo prefix: FILE: - is no text in UTF-8; convert it\n"
 
 
 def test_doctor_says_the_same_words(folder, capsys):

@@ -92,5 +92,5 @@ def test_the_doctor_counts_the_files_of_a_model(tmp_path):
     write(tmp_path, 8, 3)
     report = model_checks.model(str(tmp_path))
     assert (report.result, "in 3 files" in report.detail) == ("ok", True)
-    write(tmp_path / "other", 2, 9, arch="granite")
+    write(tmp_path / "other", 2, 9, arch="stablelm")
     assert "run by the code of Transformers" in model_checks.model(str(tmp_path / "other")).detail

@@ -29,7 +29,8 @@ async def octavo(world, capsys, monkeypatch, tmp_path):
 
 
 async def test_prefixes_are_named_listed_and_forgotten(octavo, tmp_path):
-    (tmp_path / "law").write_text(TEXT)
+    for name, text in (("law", TEXT), ("empty", ""), ("short", "brief")):
+        (tmp_path / name).write_text(text)
     assert await octavo("prefix", "list") == (0, "no prefix has a name: octavo prefix add NAME FILE\n")
     said = f"sea: {len(TEXT)} tokens, to stay warm on 2 workers of witness\n"
     assert await octavo("prefix", "add", "sea", "law", "--text", "--workers", "2") == (0, said)
@@ -42,10 +43,11 @@ async def test_prefixes_are_named_listed_and_forgotten(octavo, tmp_path):
         [name, "witness", "-", "text", str(len(TEXT)), workers] for name, workers in (("air", "all"), ("sea", "2"))
     ]
     for words, code, says in (
-        (("add", "sea", "nowhere"), 1, "nowhere: [Errno 2] No such file or directory"),
+        (("add", "sea", "empty", "--text"), 2, "text: is empty; give some text"),
+        (("add", "sea", "short", "--text"), 2, "5 tokens in common, too few to fill a block of 16; give a longer text"),
         (("add", "sea", "law", "--workers", "0"), 2, "a number from 1 to 10000"),
         (("add", "sea", "law"), 2, "chat: this model has no chat template"),
-        (("remove", "none"), 1, "no prefix 'none'"),
+        (("remove", "none"), 1, "no prefix 'none' of this model and tenant; there is air, sea"),
     ):
         found, told = await octavo("prefix", *words)
         assert (found, says in told) == (code, True), told

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from octavo.request.errors import InvalidArgument
 from octavo.store.memory import MemoryStore
 from router.named.named_prefixes import NamedPrefixes
 from router.prefixes import prefix_maker
@@ -67,3 +68,14 @@ async def test_a_prefix_that_is_removed_meanwhile_does_not_come_back(make):
     maker, prefixes = await make(DATES, begin)
     await maker.follow_models()
     assert count == 2 and not prefixes.all()
+
+
+@pytest.mark.parametrize(("size", "says"), [(3, "a block of 4; give a longer"), (99, "context of 99; give a shorter")])
+async def test_a_text_of_a_wrong_length_is_refused_with_the_remedy(make, size, says):
+    async def begin():
+        return 1
+
+    maker, _ = await make("", begin)
+    (model,) = maker.models.list_models()
+    with pytest.raises(InvalidArgument, match=f"text: its prompts have {size} tokens in common, .*{says} text"):
+        await maker.make(model, "", "air", "x" * size, is_system=False, workers=1)

@@ -49,6 +49,8 @@ class Configuration:
     deadline_ms: int = 0
     keep: bool = True  # on_disconnect
     reasons: tuple[TakeReason, ...] = tuple(TakeReason)
+    standby: bool = False  # workers are buddies: they have what the other one has computed, journalled or not
+    reads_journal: bool = True  # as whoever follows an owner does; else it goes on from what it has
 
 
 class World(NamedTuple):
@@ -142,14 +144,19 @@ class Callers:
     def _appends(self, world: World, worker: Incarnation, epoch: int) -> Iterator[Call]:
         """What this worker has computed at this epoch: after what it has got, its next tokens, in pieces of any size.
 
-        The owner has got the journal, or what a failover has cut off from it. Another worker has any part of these.
+        The owner has got the journal, or what a failover has cut off from it. Another worker has any part of these; as
+        a buddy perhaps with a token more, which the other one has computed and not journalled.
         """
         c, record = self.configuration, self.record(world.store)
         is_owner = record is not None and (worker, epoch) == (record.owner, record.epoch)
         for branch, journal in enumerate(self.journals(world.store)):
             whole = {journal, world.lost} if branch == 0 and world.lost[: len(journal)] == journal else {journal}
             parts = {each[:end] for each in whole for end in range(len(each) + 1)}
-            for history in whole if is_owner else parts:
+            if c.standby:
+                owners = [(other, of) for other in WORKERS if other != worker for of in range(1, epoch + 1)]
+                behind = [each for each in parts if len(each) < c.num_tokens]
+                parts |= {(*each, self._token(each, *who, world.life, branch)) for each in behind for who in owners}
+            for history in whole if is_owner and (c.reads_journal or epoch == 1) else parts:
                 log = history
                 while len(log) < c.num_tokens:
                     log += (self._token(log, worker, epoch, world.life, branch),)

@@ -25,6 +25,21 @@ CONFIGURATIONS = {
     "migrations of two branches": Configuration(
         calls=MOVES, max_epoch=2, num_branches=2, num_tokens=1, reasons=(TakeReason.QUEUED,)
     ),
+    "a standby": Configuration(
+        calls=MOVES,
+        max_epoch=2,
+        max_migration=1,
+        standby=True,
+        reasons=(TakeReason.QUEUED, TakeReason.LEASE),
+        faults={"silent": 1},
+    ),
+    "a standby, a failover": Configuration(
+        calls=frozenset({"take", "append"}),
+        max_epoch=2,
+        standby=True,
+        reasons=(TakeReason.QUEUED, TakeReason.LEASE),
+        faults={"failover": 1, "silent": 1},
+    ),
 }
 
 # Those that `make test` explores: some seconds in all.

@@ -78,6 +78,14 @@ def append_after_the_end(real, state, owner, item):
     return reply
 
 
+@weakens(store, "append")
+def append_of_a_buddy(real, state, owner, item):
+    stored = state.get(item.seq_id)
+    if stored is not None and not state.lease_alive(stored.record.owner):  # who has its blocks goes on
+        owner = stored.record.owner
+    return real(state, owner, item)
+
+
 @weakens(ownership, "take_ownership")
 def take_past_the_deadline(real, state, request):
     with patch.object(MemoryState, "past_deadline", lambda self, record: False):
@@ -126,6 +134,11 @@ def any_migration(stored: Any, seq_id: Any, epoch: int, number: int, target: Any
     return seq_id, stored.record.epoch, number, target, num_tokens
 
 
+def own_migration(stored: Any, seq_id: Any, epoch: int, number: int, target: Any, num_tokens: Any) -> tuple[Any, ...]:
+    stored.record.mig_number, stored.record.mig_to = number, target
+    return seq_id, epoch, number, target, num_tokens
+
+
 @weakens(migration, "mig_abort")
 def abort_after_a_commit(real, state, seq_id, epoch, number):
     reply = real(state, seq_id, epoch, number)
@@ -160,7 +173,7 @@ def seen(name: str, patches: Callable[[], Patches]) -> Weakening:
 
 
 PLAIN, LEFT, LOST = "members fall silent", "workers are told to stop", "a failover"
-MOVES, CLIENTS = "migrations", "two clients"
+MOVES, CLIENTS, STANDBY = "migrations", "two clients", "a standby"
 append = partial(righted, store, "append")
 commit = partial(righted, migration, "mig_commit")
 
@@ -176,6 +189,7 @@ WEAKENINGS = {
         PLAIN, append(lambda s, owner, item: (owner, replace(item, first_index=len(s.journals[0]))))
     ),
     "append: a gap is accepted": seen(LOST, append_after_the_end),
+    "append: a buddy needs no take when the lease is over": seen(STANDBY, append_of_a_buddy),
     "take: the epoch is not compared": seen(
         PLAIN,
         righted(ownership, "take_ownership", lambda s, asked: (replace(asked, expected_epoch=s.record.epoch),)),
@@ -187,6 +201,9 @@ WEAKENINGS = {
     "take: whoever has left counts as crashed": seen(
         "workers are told to stop", constant(ownership, "has_left", False)
     ),
+    "take: a buddy goes on from its blocks and reads no journal": Weakening(
+        configuration=replace(CONFIGURATIONS[STANDBY], reads_journal=False), patches=list
+    ),
     "restart: takes do not freeze": seen("the store restarts", constant(MemoryState, "freeze_ms", 0)),
     "requeue: the epoch does not rise": seen(PLAIN, requeue_at_the_same_epoch),
     "requeue: the epoch is not compared": seen(
@@ -197,6 +214,7 @@ WEAKENINGS = {
     "attach: only the last router counts": seen(CLIENTS, one_attachment),
     "detach: every router is detached": seen(CLIENTS, detach_all),
     "mig_commit: nothing is compared": seen(MOVES, commit(any_migration)),
+    "mig_commit: a buddy commits what the owner has not begun": seen(STANDBY, commit(own_migration)),
     "mig_commit: the length is not compared": seen(
         MOVES, commit(lambda s, *args: (*args[:-1], [len(each) for each in s.journals]))
     ),

@@ -1,6 +1,7 @@
 """Classic bugs, by name, which a run can be given: the simulation must find each of them."""
 
 import asyncio
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -8,13 +9,19 @@ from typing import Any
 import octavo.store.memory.journal as memory_journal
 import octavo.store.memory.store as memory_store
 from gpu_worker.journal.journal_writer import JournalWriter
+from gpu_worker.migration.standby.standby_buddy import StandbyBuddy
+from gpu_worker.migration.target.migration_target import MigrationTarget
 from gpu_worker.scheduling.state import sequence
 from octavo.client.receiver import StreamReceiver
+from octavo.request.ids import SequenceId
+from octavo.request.record import SequenceState
 from octavo.store.calls import AppendReply, AppendStatus
 from octavo.store.memory import MemoryStore
+from octavo.wire.internal import admission_of_record
 from router.fleet import worker_pool
 from router.placing.dispatcher import Dispatcher
 from router.streaming.branch_reader import BranchReader
+from simulation.loop import HOST
 
 
 def send_before_journal() -> None:
@@ -106,6 +113,28 @@ def overlook_pictures() -> None:
         module.shown = lambda pictures, start, end: b""
 
 
+def buddy_goes_on() -> None:
+    """A buddy that has heard nothing of an owner for a second goes on with its sequences, without a take."""
+    real = StandbyBuddy.go_round
+
+    async def go_round(buddy: StandbyBuddy) -> None:
+        await real(buddy)
+        target = HOST.get().program.target
+        for each in buddy.histories._owners.values():
+            if time.monotonic() - each.called_at > 1.0:
+                for seq_id, _ in list(each.histories):
+                    await go_on(target, seq_id)
+
+    async def go_on(target: MigrationTarget, seq_id: SequenceId) -> None:
+        known = await target._store.read(seq_id, prompt=True)
+        if known is not None and known.record.state is SequenceState.RUNNING:
+            from_start = [0] * known.record.num_branches
+            whole = await target._store.read(seq_id, prompt=True, from_indexes=from_start)
+            await target._admit(admission_of_record(whole, epoch=known.record.epoch, age_ms=0), "")
+
+    StandbyBuddy.go_round = go_round
+
+
 def weakened(name: str) -> Callable[[], None]:
     """One of the weaker stores that the model checker has."""
 
@@ -119,7 +148,7 @@ def weakened(name: str) -> Callable[[], None]:
 
 
 OWN = (send_before_journal, forget_detach, no_sweep, requeue_nothing, believe_every_past)
-OWN += (deliver_twice, ignore_cancel, overlook_pictures)
+OWN += (deliver_twice, ignore_cancel, overlook_pictures, buddy_goes_on)
 BUGS: dict[str, Callable[[], None]] = {bug.__name__: bug for bug in OWN} | {
     "append_without_fence": weakened("append: neither epoch nor owner is compared"),
     "take_without_epoch": weakened("take: the epoch does not rise"),

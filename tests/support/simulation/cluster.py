@@ -10,6 +10,7 @@ from typing import Any
 
 import gpu_worker.serving.process.program as worker_program
 import router.program as router_program
+from octavo.request.ids import Incarnation, SequenceId
 from octavo.settings.router import RouterSettings
 from octavo.settings.worker import WorkerSettings
 from simulation import engine, pictures
@@ -24,6 +25,7 @@ from simulation.transport import Transport
 LEASE_MS, GRACE_MS = 1000, 3000
 RESTART_S = (0.1, 1.5)
 STORE_URL = "redis://store"
+OWNER_DIED, BUDDY_DIED = "owner with a standby died", "buddy died"
 
 
 class Cluster:
@@ -55,6 +57,7 @@ class Cluster:
         chance = self.network.rng("standbys")
         self.worker_settings |= {"standby": chance.random() < 0.5, "standby_tokens": chance.choice([16, 48])}
         self.fetchers: list[Any] = []  # of all workers that have ever run, where they fetch
+        self.store.monitor.is_buddy = self._is_buddy
         self._install()
 
     def _install(self) -> None:
@@ -138,8 +141,20 @@ class Cluster:
                 self.log.errors.append(f"{host}: the program has ended with {error!r}")
             host.die(1 if error else task.result())
 
+    def _is_buddy(self, worker: Incarnation, seq_id: SequenceId) -> bool:
+        """Whether the worker has blocks of this sequence as a buddy."""
+        programs = [host.program for host in self.hosts.values() if getattr(host.program, "standby_buddy", None)]
+        tables = [each.standby_buddy.histories for each in programs if each.listener.incarnation == worker]
+        owners = [owner for table in tables for owner in table._owners.values()]
+        return any(key[0] == seq_id and kept.num_held for each in owners for key, kept in each.histories.items())
+
     def _note_death(self, host: Host) -> None:
         self.log.add(host.name, f"ended with {host.exit_status}")
+        if host.exit_status and getattr(host.program, "standby_buddy", None):
+            if host.program.standby_owner.sequences.num_covered:
+                self.log.count(OWNER_DIED, host.name)
+            if any(kept.num_held for kept in host.program.standby_buddy.histories.all()):
+                self.log.count(BUDDY_DIED, host.name)
         self.network.note_change()
         if self.restarts:
             self.loop.call_later(self.rng.uniform(*RESTART_S), self._restart, host, context=Context())

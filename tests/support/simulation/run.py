@@ -86,6 +86,7 @@ class Simulation:
         self.violations += self.log.errors
         monitor, fetchers = self.cluster.store.monitor, self.cluster.fetchers
         counts = self.log.faults + Counter({f"{INSIDE_JSON}{what}": n for what, n in monitor.inside_json.items()})
+        counts += monitor.to_buddies
         counts[STREAMS] = sum(client.ended for client in self.clients)
         counts[REFUSED] = monitor.num_refused  # because their writer was the owner no more
         counts[FETCHED] = sum(fetcher.num_standby_fetched for fetcher in fetchers)

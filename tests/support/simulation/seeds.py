@@ -7,8 +7,10 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 
+from simulation.cluster import BUDDY_DIED, OWNER_DIED
 from simulation.faults import EVERY_KIND
 from simulation.run import FETCHED, INSIDE_JSON, REFUSED, STREAMS, Outcome, Simulation
+from simulation.store_monitor import GOES_ON, MOVES_TO_BUDDY
 
 ENOUGH_RUNS = 60  # so many show every kind of fault
 
@@ -60,7 +62,8 @@ class Summary:
         """What should have happened in so many runs, and has not. Those of JSON have faults of few kinds."""
         if self.num_runs < ENOUGH_RUNS or any(what.startswith(INSIDE_JSON) for what in self.counts):
             return []
-        return [kind for kind in (*EVERY_KIND, REFUSED, FETCHED, "chat with pictures") if not self.counts[kind]]
+        others = (REFUSED, FETCHED, "chat with pictures", OWNER_DIED, BUDDY_DIED, GOES_ON, MOVES_TO_BUDDY)
+        return [kind for kind in (*EVERY_KIND, *others) if not self.counts[kind]]
 
     @property
     def is_bad(self) -> bool:

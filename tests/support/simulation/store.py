@@ -54,7 +54,8 @@ class StoreServer:
         elif name == "take_ownership" and isinstance(outcome, TakeReply):
             self.monitor.note_take(args[0], outcome.status)
         elif name == "mig_commit" and isinstance(outcome, MigrateReply):
-            self.monitor.note_commit(args[0], outcome.status)
+            seq_id, epoch, _, target, _ = args
+            self.monitor.note_commit(seq_id, epoch, target, outcome.status)
 
     # Faults
 

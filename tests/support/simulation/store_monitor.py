@@ -1,7 +1,7 @@
 """What must hold of the store at every call."""
 
-from collections import Counter
-from collections.abc import Iterable
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from octavo.request.ids import Incarnation, SequenceId
@@ -10,6 +10,7 @@ from octavo.store.calls import AppendStatus, MigrateStatus, TakeReason, TakeRequ
 from octavo.store.memory import MemoryState
 from octavo.wire.public import sampling_from_bytes
 
+GOES_ON, MOVES_TO_BUDDY = "buddy goes on", "sequence moved to its buddy"
 ACCEPTED = (AppendStatus.OK, AppendStatus.OK_CANCEL)
 
 
@@ -23,6 +24,9 @@ class StoreMonitor:
         self.violations: list[str] = []
         self.num_refused = 0  # appends of an owner that is none any more
         self.inside_json: Counter[str] = Counter()  # changes of owner in the midst of JSON
+        self.to_buddies: Counter[str] = Counter()  # changes of owner to one that keeps blocks of the sequence
+        self.is_buddy: Callable[[Incarnation, SequenceId], bool] = lambda worker, seq_id: False
+        self._made_owner: defaultdict[tuple[SequenceId, int], set[Incarnation]] = defaultdict(set)  # of each epoch
 
     def forget(self) -> None:
         """The store may have lost what it had before."""
@@ -31,6 +35,8 @@ class StoreMonitor:
 
     def note_append(self, writer: Incarnation | None, items: Iterable[Any], replies: Iterable[Any]) -> None:
         for item, reply in zip(items, replies, strict=False):
+            if writer is not None and writer not in self._made_owner[item.seq_id, item.epoch]:
+                self._add(f"{item.seq_id}: {writer} sends tokens of epoch {item.epoch}, without the store's word")
             if reply.status not in ACCEPTED:
                 self.num_refused += reply.status is AppendStatus.FENCED
                 continue
@@ -51,13 +57,21 @@ class StoreMonitor:
             self._epochs[item.seq_id] = record.epoch
 
     def note_take(self, request: TakeRequest, status: TakeStatus) -> None:
+        is_lost = request.reason in (TakeReason.LEASE, TakeReason.CONNECTION)
+        if status in (TakeStatus.OK, TakeStatus.SAME):
+            self._made_owner[request.seq_id, request.expected_epoch + 1].add(request.new_owner)
         if status is TakeStatus.OK and self._is_inside_json(request.seq_id):
-            is_lost = request.reason in (TakeReason.LEASE, TakeReason.CONNECTION)
             self.inside_json["owner lost" if is_lost else "given up and taken again"] += 1
+        if status is TakeStatus.OK and is_lost and self.is_buddy(request.new_owner, request.seq_id):
+            self.to_buddies[GOES_ON] += 1
 
-    def note_commit(self, seq_id: SequenceId, status: MigrateStatus) -> None:
+    def note_commit(self, seq_id: SequenceId, epoch: int, target: Incarnation, status: MigrateStatus) -> None:
+        if status in (MigrateStatus.OK, MigrateStatus.SAME):
+            self._made_owner[seq_id, epoch + 1].add(target)
         if status is MigrateStatus.OK and self._is_inside_json(seq_id):
             self.inside_json["moved with its blocks"] += 1
+        if status is MigrateStatus.OK and self.is_buddy(target, seq_id):
+            self.to_buddies[MOVES_TO_BUDDY] += 1
 
     def _is_inside_json(self, seq_id: SequenceId) -> bool:
         """Whether a branch whose form is JSON has begun and has not ended."""

@@ -16,6 +16,7 @@ FP8 = {"quantization_config": {"quant_method": "fp8", "activation_scheme": "stat
 def shrink(scales: dict[str, torch.Tensor], tensors: dict[str, torch.Tensor]) -> None:
     """Makes keys and values small. `scales` by their names in a layer's attention."""
     normed = any(name.endswith("k_norm.weight") for name in tensors)
+    offset = 1.0 if any("pre_feedforward" in name for name in tensors) else 0.0  # Gemma's norms are one more
     attention = {name.rpartition("self_attn.")[0] for name in tensors if "self_attn." in name}
     for name, tensor in tensors.items():
         part = name.rpartition("self_attn.")[2]
@@ -24,9 +25,11 @@ def shrink(scales: dict[str, torch.Tensor], tensors: dict[str, torch.Tensor]) ->
             tensor[: -2 * rows] /= SMALL
             tensor[-2 * rows :] *= SMALL
         elif part.startswith(("q_norm" if normed else "q_proj",)) or part == "o_proj.weight":
-            tensor /= SMALL
+            added = offset if "norm" in part else 0.0
+            tensor.copy_((tensor + added) / SMALL - added)
         elif part.startswith(("v_proj", "k_norm" if normed else "k_proj")):
-            tensor *= SMALL
+            added = offset if "norm" in part else 0.0
+            tensor.copy_((tensor + added) * SMALL - added)
     for layer in attention:
         tensors |= {f"{layer}self_attn.{name}": scale.clone() for name, scale in scales.items()}
 
@@ -37,6 +40,7 @@ def shrink(scales: dict[str, torch.Tensor], tensors: dict[str, torch.Tensor]) ->
         ("llama", ("k_scale", "v_scale")),
         ("llama-biases", ("k_proj.output_scale", "v_proj.output_scale")),
         ("qwen3", ("kv_scale",)),
+        ("gemma3", ("kv_scale",)),
         ("phi3", ("k_scale", "v_scale")),
     ],
 )

@@ -16,7 +16,7 @@ from gguf_converter import ARCHITECTURES
 from gguf_models import encoded, write_bare
 from gguf_recurrent import MODELS as RECURRENT
 from instruction_sets import OPS
-from transformers_types import MIXTURES, SMALL, TYPES, WIDE
+from transformers_types import DENSE, MIXTURES, SMALL, TYPES, WIDE
 
 from gpu_worker.models.gguf.families import read_family
 from gpu_worker.models.gguf.header import GgufHeader
@@ -39,8 +39,9 @@ QWEN3 = {**MIXTURES["qwen3_moe"][1], "norm_topk_prob": True}
 OLMOE = MIXTURES["olmoe"][1]
 MODELS = {  # by a name: the class of the configuration, and its fields
     **{name: MIXTURES[name] for name in ("qwen2_moe", "mixtral", "olmoe", "glm4_moe", "glm4_moe-grouped")},
-    **{name: TYPES[name] for name in ("olmo2", "olmo3", "granite", "granitemoe", "granitemoeshared", "ernie4_5")},
-    **{name: TYPES[name] for name in ("stablelm", "stablelm-parallel", "cohere", "exaone4")},
+    **{name: TYPES[name] for name in ("granitemoe", "granitemoeshared", "ernie4_5")},
+    **{name: DENSE[name] for name in ("olmo2", "olmo3", "granite", "exaone4")},
+    **{name: TYPES[name] for name in ("stablelm", "stablelm-parallel", "cohere")},
     **{name: TYPES[name] for name in ("gemma3n_text", "gemma4_text", "gemma4-few", "gemma4-shared", "gemma4-experts")},
     "gemma3": ("Gemma3Text", GEMMA3),
     "gemma3-scaled": ("Gemma3Text", {**GEMMA3, "final_logit_softcapping": 3.0, **FAR_AND_NEAR}),
@@ -49,9 +50,9 @@ MODELS = {  # by a name: the class of the configuration, and its fields
     "qwen3_moe-yarn": ("Qwen3Moe", {**QWEN3, "rope_parameters": YARN}),
     "olmo3-yarn": (
         "Olmo3",
-        {**TYPES["olmo3"][1], "rope_parameters": {"full_attention": YARN, "sliding_attention": NEAR}},
+        {**DENSE["olmo3"][1], "rope_parameters": {"full_attention": YARN, "sliding_attention": NEAR}},
     ),
-    "granite-biased": ("Granite", {**TYPES["granite"][1], "attention_bias": True, "tie_word_embeddings": True}),
+    "granite-biased": ("Granite", {**DENSE["granite"][1], "attention_bias": True, "tie_word_embeddings": True}),
     "glm4": ("Glm4", {**WIDE, "eos_token_id": None}),
     "starcoder2": TYPES["starcoder2-unwindowed"],
     "cohere-plain": ("Cohere", SMALL),
@@ -192,7 +193,7 @@ def test_a_silent_file_is_what_llama_cpp_takes_it_for(made, altered, converted, 
     assert difference(all_logits(load(silent), PROMPT), all_logits(plain, PROMPT)) < 1e-5
 
 
-def test_the_large_models_of_two_families_are_known_by_their_layers(tmp_path):
+def test_the_large_models_of_three_families_are_known_by_their_layers(tmp_path):
     """llama.cpp knows what their files leave out: a scale of scores, and windows."""
 
     def read(arch: str, layers: int) -> Mapping[str, Any]:
@@ -201,7 +202,11 @@ def test_the_large_models_of_two_families_are_known_by_their_layers(tmp_path):
         with GgufFile(write_bare(tmp_path / f"{arch}-{layers}.gguf", arch, layers, shapes)) as file:
             return read_family(GgufHeader(file, arch)).config
 
-    assert [read("gemma3", layers)["query_pre_attn_scalar"] for layers in (26, 62)] == [32, 16]
+    for arch, layers in (("gemma2", (26, 46)), ("gemma3", (26, 62))):
+        assert [read(arch, each)["query_pre_attn_scalar"] for each in layers] == [32, 16]
+    silent = read("gemma2", 2)
+    assert (silent["attn_logit_softcapping"], silent["final_logit_softcapping"]) == (50.0, 30.0)
+    assert (silent["sliding_window"], silent["layer_types"]) == (4096, ["sliding_attention", "full_attention"])
     small, large = (read("exaone4", layers) for layers in (30, 64))
     assert (small["sliding_window"], large["sliding_window"]) == (None, 4096)
     assert set(small["layer_types"]) == {"full_attention"}
@@ -245,7 +250,7 @@ def test_ministral_runs_as_far_as_its_queries_are_not_scaled(converted, load):
         ("qwen3_moe", "blk.1.ffn_up_exps.weight", r"no tensor 'blk\.1\.ffn_up_exps\.weight'"),
         ("gpt_oss", "blk.1.ffn_up_exps.bias", r"no tensor 'blk\.1\.ffn_up_exps\.bias'"),
         ("glm4_moe", "blk.2.exp_probs_b.bias", r"no tensor 'blk\.2\.exp_probs_b\.bias'"),
-        ("granite", "blk.3.attn_k.weight", r"lacks: model\.layers\.3\.self_attn\.k_proj\.weight"),
+        ("granite", "blk.3.attn_k.weight", r"has nothing of which 'model\.layers\.3\.self_attn\.k_proj\.weight'"),
         ("glm4", "blk.0.post_ffw_norm.weight", r"lacks: model\.layers\.0\.post_mlp_layernorm\.weight"),
         ("gemma3n_text", {"altup.num_inputs": 5}, r"altup_proj\.weight has 3 matrices for 5 streams"),
         ("gemma3n_text", {"activation_sparsity_scale": [0.5]}, "activation_sparsity_scale has no number for each"),

@@ -25,7 +25,7 @@ SIZES = {"num_hidden_layers": 2, "hidden_size": 64}
 ALONE = {"num_experts": 1, "num_experts_per_tok": 1}
 TWO = ["linear_attention", "full_attention"]
 MODELS = {
-    "gemma": ("Gemma", {**SMALL, **SIZES, "head_dim": 16}),  # its embedding is the output projection
+    "arcee": ("Arcee", {**SMALL, **SIZES, "tie_word_embeddings": True}),  # its embedding is the output projection
     "gemma4": ("Gemma4Text", {**GEMMA4, "hidden_size_per_layer_input": 16, "vocab_size_per_layer_input": 128}),
     "gemma4-many": (
         "Gemma4Text",
@@ -71,7 +71,7 @@ def test_a_directory_is_rounded_as_its_layers_are(name, scheme, tiny, load, all_
 
 
 def test_rounding_of_what_has_no_such_layer_is_refused(tiny, load):
-    narrow = tiny("granite-narrow", "Granite", {**SMALL, "hidden_size": 24, "intermediate_size": 40, "head_dim": 10})
+    narrow = tiny("arcee-narrow", "Arcee", {**SMALL, "hidden_size": 24, "intermediate_size": 40, "head_dim": 10})
     with pytest.raises(InvalidArgument, match="q8: no layer of this model is packed: say auto"):
         load(narrow.directory, quantization="q8")
 

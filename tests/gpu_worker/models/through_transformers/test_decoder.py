@@ -19,7 +19,7 @@ LONG_ROPE = {
 }
 
 
-IN_ARCHITECTURES = {"opt", "gemma2", "gemma3_text", "gpt_neox", "phi"}  # which tests their tokens, and those of TYPES
+IN_ARCHITECTURES = {"opt", "gpt_neox", "phi"}  # which tests their tokens, and those of TYPES
 
 
 def test_every_type_that_runs_through_transformers_has_a_tiny_model():

@@ -89,6 +89,19 @@ tests.PagesAhead(arena, lambda *_: [populate(arena, 0, arena.shape[1]) for _ in 
     assert (done.returncode, done.stderr) == (0, b"")
 
 
+async def test_the_thread_has_no_files_and_takes_them_from_nobody():
+    """A killed worker kept its connections for seconds, until a thread of the lowest priority had ended."""
+    arena, _ = made(8 * STEP)
+    reading, writing = os.pipe()
+    seen: list[bool] = []
+    PagesAhead(arena, lambda *_: seen.append(os.path.exists(f"/proc/thread-self/fd/{writing}"))).note(0)
+    await until(lambda: bool(seen))
+    assert seen == [False]
+    assert os.write(writing, b"x") == len(os.read(reading, 1))
+    os.close(reading)
+    os.close(writing)
+
+
 async def test_memory_that_nobody_comes_to_is_not_asked_for():
     arena, _ = made(8 * STEP)
     asked: list[tuple[int, int]] = []

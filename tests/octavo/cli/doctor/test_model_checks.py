@@ -7,7 +7,7 @@ import pytest
 from octavo.cli.doctor import model_checks
 
 REFUSED = {"model_type": "rwkv", "architectures": ["RwkvForCausalLM"]}
-OTHER = {"model_type": "granite", "architectures": ["GraniteForCausalLM"]}
+OTHER = {"model_type": "cohere", "architectures": ["CohereForCausalLM"]}
 OWN = {"model_type": "llava", "text_config": {"model_type": "llama"}}
 
 
@@ -29,3 +29,8 @@ def test_what_a_worker_refuses_is_told_with_its_reason(folder):
 def test_what_runs_by_the_code_of_transformers_is_told_to_be_slower(folder, slower):
     report = model_checks.model(folder)
     assert (report.result, "slower than octavo's own decoders" in report.detail) == ("ok", slower)
+
+
+@pytest.mark.parametrize(("name", "result"), [("no/such/model", "note"), ("nobody/model", "ok")])
+def test_a_model_that_is_nowhere_has_no_tokenizer(name, result):
+    assert model_checks.tokenizer(name).result == result

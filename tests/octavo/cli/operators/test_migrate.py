@@ -25,7 +25,7 @@ def test_what_moved_is_told(router, endpoint, capsys):
     [
         (["x"], "request_id: there is no such request", 1),
         (["waits"], "the request waits in the queue", 1),
-        ([], "the following arguments are required: REQUEST_ID", 2),
+        ([], "REQUEST_ID is missing: the request to move", 2),
     ],
 )
 def test_the_last_line_says_what_is_wrong(router, endpoint, capsys, words, says, code):
