@@ -170,12 +170,6 @@ class StepPublisher:
             subscription.queue_message(StepMessage(0, unknown=[sequence_log.seq_id]))
         self.forget_log(sequence_log)
 
-    def release_before(self, seq_id: SequenceId, epoch: int) -> None:
-        """Releases the log of the sequence if the log is of an epoch below `epoch`."""
-        sequence_log = self.logs.get(seq_id)
-        if sequence_log is not None and sequence_log.epoch < epoch:
-            self.release_log(sequence_log)
-
     def publish_moved(self, seq_id: SequenceId, epoch: int, owner: Incarnation) -> None:
         """Says that another worker has the sequence at this epoch, after all items of it, and forgets its log.
 

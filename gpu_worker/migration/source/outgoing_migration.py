@@ -181,7 +181,8 @@ class OutgoingMigration:
             return reply.epoch
         if reply.status is MigrateStatus.FENCED:
             self._worker.blocks.drop(self._log.sequence)
-            self._worker.publisher.release_before(self._seq_id, reply.epoch)
+            if not self._log.gone:  # also where the store has lost this epoch, and has a lower one
+                self._worker.publisher.release_log(self._log)
             raise SequenceGone
         exchange.thaw()
         if reply.status is not MigrateStatus.ABORTED:

@@ -254,6 +254,17 @@ async def test_whoever_has_taken_it_meanwhile_keeps_it(place: str, pair: WorkerP
     await pair.has_let_go()
 
 
+async def test_a_store_that_has_lost_the_epoch_leaves_no_log(pair: WorkerPair):
+    """A log once stayed, and so nobody saw that the sequence did not run: `make sim SEEDS=303-303`."""
+    follower = await pair.run(greedy(400))
+    call = await interrupted(pair, follower, "source.finishing")
+    pair.store.shared.get(follower.seq_id).record.epoch = 0  # a failover has brought it back
+    failpoints.disarm_all()
+    assert (await call).outcome == ENDED
+    assert not pair.a.worker.publisher.logs
+    await pair.has_let_go()
+
+
 @pytest.mark.parametrize("place", ["source.begun", "source.pinned", "source.finishing", "source.finished"])
 async def test_a_worker_that_ends_meanwhile_leaves_one_owner(place: str, pair: WorkerPair):
     follower = await pair.run(greedy(400))
