@@ -16,6 +16,7 @@ from gpu_worker.models.loading.loaded_model import LoadedModel
 from gpu_worker.models.packed.packed_cache import PackedCache
 from gpu_worker.models.packed.packed_weights import SCHEMES
 from gpu_worker.ops import Ops
+from octavo.process.machine import release_freed_memory
 from octavo.process.telemetry import stack_of
 from octavo.request.errors import BadModel, InvalidArgument, ServingError
 
@@ -74,6 +75,7 @@ def load_model(
         log.info("where it happened:\n%s", stack_of(error))
         what = f"{found.name}: its files are broken or contradict each other ({type(error).__name__}: {error})"
         raise BadModel(f"{shortened(what)}: copy them again from where the model came from") from error
+    release_freed_memory()  # tens of megabytes, of headers and vocabularies that were read
     seconds = time.monotonic() - started
     log.info("model %s (%s, %s) loaded in %.1f s", found.name, loaded.decoder.name, loaded.dtype, seconds)
     return loaded

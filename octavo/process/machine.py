@@ -1,6 +1,7 @@
 """How many cores and how much memory this process may use, by the limits of its cgroups, of either version, as well."""
 
 import contextlib
+import ctypes
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -38,6 +39,12 @@ def cgroup_folders(controller: str, cgroups: Path = CGROUPS, membership: Path = 
         place = Path(path.lstrip("/"))
         for group in (place, *place.parents):
             yield CgroupFolder(root / group, version)
+
+
+def release_freed_memory() -> None:
+    """Gives memory that was freed back to the system, where the C library keeps it and can be asked (glibc)."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def usable_cores(cgroups: Path = CGROUPS, membership: Path = MEMBERSHIP) -> int:

@@ -19,10 +19,10 @@ from octavo.request.errors import BadModel
 log = logging.getLogger(__name__)
 SOME_IN_FLOATS = "other experts of the layer are floats, and all round their inputs alike"
 KEPT_MEANINGS = 4  # a stack has three matrices at most
-# Of scales of inputs, which octavo does not round, and of the cache.
 # The matrices of a layer's experts that have the same inputs, those of one that every token asks among them.
 _EXPERTS = re.compile(r"(.+\.)(?:experts\.\d+|shared_\w+)\.(?:gate_proj|up_proj|w1|w3)\.weight")
 _EXPERTS_DOWN = re.compile(r"(.+\.)experts\.\d+\.(down_proj|w2)\.weight")
+# Of scales of inputs, which octavo does not round, and of the cache.
 UNUSED = ("input_scale", "input_zero_point", "output_scale", "output_zero_point", "k_scale", "v_scale", "kv_scale")
 
 

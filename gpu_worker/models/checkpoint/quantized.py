@@ -34,11 +34,14 @@ def open_source(source: WeightSource, config: Mapping[str, Any]) -> WeightSource
     return open_fp8(source, quantization)
 
 
-def decoded(source: WeightSource, left_out: Collection[str]) -> dict[str, Tensor]:
-    """Its tensors as floats, but those that are left out, and biases of zeros, which some writers add to codes."""
+def decoded(source: WeightSource, left_out: Collection[str], own: Collection[str]) -> dict[str, Tensor]:
+    """Its tensors as floats, but those that are left out, and biases of zeros, which some writers add to codes.
+
+    A bias that the model has, by the names of its `own` tensors, is read whatever it is.
+    """
     tensors = {name: source.get(name) for name in sorted(source.names() - set(left_out))}
     for name in source.coded_names() if isinstance(source, CodeSource) else ():
         bias = f"{name.removesuffix('.weight')}.bias"
-        if bias in tensors and not tensors[bias].any():
+        if bias in tensors and bias not in own and not tensors[bias].any():
             del tensors[bias]
     return tensors

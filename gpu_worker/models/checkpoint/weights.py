@@ -1,6 +1,6 @@
 """Where weights come from: a source knows tensors by the names of Transformers checkpoints and reads them lazily."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -15,6 +15,8 @@ from octavo.request.errors import BadModel
 PLAIN = (torch.float32, torch.float16, torch.bfloat16, torch.float64)  # what a number in a checkpoint means by itself
 FLOATS = "floats"  # what BlockSource.block_format says of a tensor that is, or becomes, floats
 ProgressCallback = Callable[[int, int], None]  # (tensors read, tensors in all)
+# (names that are left out, names that the model has): all other tensors
+ReadTensors = Callable[[Collection[str], Collection[str]], dict[str, Tensor]]
 
 
 class WeightSource(Protocol):
@@ -189,7 +191,7 @@ class SizesReader(CheckpointReader):
     """Reads nothing but names: its tensors have the shapes that are asked for, and no numbers."""
 
     def read_stored(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        return torch.empty(shape, device="meta")
+        return torch.zeros(()).expand(shape)  # on the device "meta" it would import sympy
 
     def read_floats(self, name: str, shape: tuple[int, ...]) -> Tensor:
         return self.read_stored(name, shape)

@@ -122,7 +122,7 @@ def _decoder(
     plain = {key: value for key, value in content.items() if key != "quantization_config"}
     opened = open_source(source, content)
     packed = _packed_files(name, path, dtype, how)
-    return of_tensors(plain, opened, lambda left_out: decoded(opened, left_out), packed)
+    return of_tensors(plain, opened, lambda left_out, own: decoded(opened, left_out, own), packed)
 
 
 def _packed_files(name: str, path: Path, dtype: torch.dtype, how: LoadOptions) -> PackedFiles:

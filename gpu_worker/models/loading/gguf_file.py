@@ -63,7 +63,7 @@ def _gguf_through_transformers(name: str, file: GgufFile, dtype: torch.dtype, ho
     family = read_family(GgufHeader(file, architecture(file)))
     source = through_transformers.RecipeSource(file, family)
 
-    def read(left_out: Collection[str]) -> dict[str, Tensor]:
+    def read(left_out: Collection[str], _: Collection[str]) -> dict[str, Tensor]:
         prepare = partial(through_transformers.prepare, file, family, dtype, how.progress, left_out)
         return converted(file, dtype, how.cache_dir, prepare, left_out)
 

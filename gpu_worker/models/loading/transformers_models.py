@@ -1,13 +1,13 @@
 """Decoders around models of Transformers."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from gpu_worker.models.checkpoint.weights import WeightSource
+from gpu_worker.models.checkpoint.weights import ReadTensors, WeightSource
 from gpu_worker.models.decoders.decoder import Decoder
 from gpu_worker.models.loading.load_options import LoadOptions, without_8_bits
 from gpu_worker.models.loading.packed_files import PackedFiles
@@ -21,7 +21,7 @@ from octavo.request.errors import InvalidArgument
 def of_tensors(
     config: Mapping[str, Any],
     source: WeightSource,
-    read: Callable[[Collection[str]], dict[str, Tensor]],
+    read: ReadTensors,
     kept: PackedFiles,
     rope_factors: Tensor | None = None,
 ) -> Decoder:

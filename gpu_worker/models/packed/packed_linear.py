@@ -78,7 +78,7 @@ class LayerPacking:
 
     def shapes(self, model: nn.Module) -> dict[str, tuple[int, ...]]:
         """The matrices that are packed, by their names in the source, which are those of the model."""
-        stored, found = self.source.names(), dict[str, tuple[int, ...]]()
+        stored, found = self.source.names() - self.copies(model), dict[str, tuple[int, ...]]()
         for name, module in model.named_modules():
             weight = f"{name}.weight"
             if not _is_plain(name, module) or weight not in stored:
@@ -87,6 +87,21 @@ class LayerPacking:
             if columns % BLOCK == 0 and rows >= GROUP_ROWS and self._is_packed(weight):
                 found[weight] = (rows, columns)
         return found
+
+    def copies(self, model: nn.Module) -> set[str]:
+        """The matrices that the model shares with another, if the source has the same of both."""
+        stored, firsts, found = self.source.names(), dict[int, str](), set[str]()
+        for name, weight in model.named_parameters(remove_duplicate=False):
+            if name in stored and (first := firsts.setdefault(id(weight), name)) != name and self._same(first, name):
+                found.add(name)
+        return found
+
+    def _same(self, one: str, other: str) -> bool:
+        if isinstance(self.source, BlockSource):
+            formats = {self.source.block_format(one), self.source.block_format(other)}
+            if len(formats) == 1 and not formats & {FLOATS, ""}:
+                return torch.equal(self.source.blocks(one), self.source.blocks(other))
+        return torch.equal(self.source.get(one), self.source.get(other))
 
     @property
     def _outer_scheme(self) -> str:

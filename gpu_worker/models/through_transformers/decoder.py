@@ -8,7 +8,7 @@ with those of the model's own attention.
 
 import inspect
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -23,6 +23,7 @@ from transformers.masking_utils import AttentionMaskInterface
 from transformers.modeling_utils import AttentionInterface
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
+from gpu_worker.models.checkpoint.weights import ReadTensors
 from gpu_worker.models.decoders.decoder import Decoder, common_window
 from gpu_worker.models.packed.packed_linear import LayerPacking
 from gpu_worker.models.packed.packed_weights import PackedWeights
@@ -196,7 +197,7 @@ class TransformersDecoder(Decoder):
         cls,
         name: str,
         config: Mapping[str, Any],
-        read: Callable[[Collection[str]], dict[str, Tensor]],
+        read: ReadTensors,
         dtype: torch.dtype,
         ops: Ops,
         device: torch.device,
@@ -205,7 +206,7 @@ class TransformersDecoder(Decoder):
     ) -> "TransformersDecoder":
         """Makes the model of a configuration and of its tensors in `dtype`, whose memory it uses, and verifies.
 
-        `read` gives all tensors but some; of these `packing` makes layers. `rope_factors` divide the frequencies of its
+        `packing` makes layers of those that `read` leaves out. `rope_factors` divide the frequencies of its
         rotary positions. BadModel says why it cannot run.
         """
         packed = None
@@ -215,11 +216,13 @@ class TransformersDecoder(Decoder):
             with torch.device("meta"):
                 layers = kind(settings)
             shapes = {} if packing is None else packing.shapes(layers)
+            left_out = set(shapes) if packing is None else {*shapes, *packing.copies(layers)}
+            tensors = read(left_out, layers.state_dict().keys())
             nothing = torch.zeros((), dtype=dtype)
             model, weights = kind.from_pretrained(
                 None,
                 config=settings,
-                state_dict=read(shapes) | {each: nothing.expand(shape) for each, shape in shapes.items()},
+                state_dict=tensors | {each: nothing.expand(shape) for each, shape in shapes.items()},
                 output_loading_info=True,
                 dtype=dtype,
                 attn_implementation=IMPLEMENTATION,

@@ -23,6 +23,7 @@ from octavo.model_files.gguf_support import FLOATS, HELD_AS, runs_through_transf
 from octavo.model_files.quantization import (
     LLAMA_LIKE,
     MIXTURES,
+    UNDECODED,
     bits_of,
     has_integers,
     has_odd_groups,
@@ -44,6 +45,11 @@ ROUNDED = (("--quantization q8", Q8, Q8), ("--quantization q4", Q4, Q8))
 OUTER = ("embed_tokens.weight", "lm_head.weight")  # kept in 8 bits where others are in 4
 EMBEDDINGS = ("embed_tokens.weight", "token_embd.weight")  # of which a token reads a row, if there is a head beside it
 HEAD = re.compile(r"(.*\.)?lm_head\.weight|output\.weight")
+# Tensors of the text of a model that reads more, which alone is loaded (gpu_worker/models/text_part.py).
+OF_TEXT = re.compile(r"(model\.)?(language_model|text_model)\..+|lm_head\..+")
+CHOOSING = re.compile(r".*\.(gate|router|shared_expert_gate|wg|gating)\.weight")  # of experts: stay in floats
+LEAST_ROWS = 16  # of a matrix that is rounded
+COLUMNS = 32  # it has a multiple of
 CODES = ("qweight", "weight_packed")  # names end so where numbers share words of 32 bits
 BLOCKS = "_blocks"  # two numbers of gpt-oss to a byte
 EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
@@ -70,11 +76,12 @@ FLOAT_BYTES = 4  # of keys and values, unless --dtype or --kv-cache-dtype says o
 
 @dataclass(frozen=True, slots=True)
 class SizedTensor:
-    """`stored` are the bytes of a number as a worker keeps it by itself."""
+    """`stored` are the bytes of a number as a worker keeps it by itself; `rounds`: unless --quantization says other."""
 
     name: str
     numbers: int
     stored: float
+    rounds: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +117,8 @@ class ModelSize:
             is_expert = ".experts." in each.name or "_exps." in each.name
             part = 1.0 if not read else 0.0 if is_row else self.asked if is_expert else 1.0
             kept = outer if each.name.endswith(OUTER) else inner
+            if kept in (Q8, Q4) and not each.rounds:
+                kept = None
             total += each.numbers * part * (each.stored if kept is None else kept)
         return int(total)
 
@@ -212,16 +221,20 @@ def _of_folder(path: Path) -> ModelSize | None:
         ggufs = first_parts(sorted(path.glob("*.gguf")))
         return _of_file(ggufs[0]) if len(ggufs) == 1 else None
     config = json.loads((path / "config.json").read_bytes())
-    config |= config.get("text_config") or {}  # of a model that reads more than text
+    undecoded = config.get("model_type") in UNDECODED
+    has_more = bool(config.get("text_config")) and not undecoded  # than text
+    config |= config.get("text_config") or {}
     packs = config.get("model_type") in (*LLAMA_LIKE, *MIXTURES)
     settings = config.get("quantization_config")
     in_codes = settings is not None and (is_mxfp4(config) or has_integers(settings))
     listed = {name: each for file in files for name, each in _header(file).items()}
+    if has_more and any(map(OF_TEXT.fullmatch, listed)):
+        listed = {name: each for name, each in listed.items() if OF_TEXT.fullmatch(name)}
     tensors = [_sized(name, each, config, packs) for name, each in listed.items() if not name.endswith(BESIDE_CODES)]
     experts = next((int(config[name]) for name in EXPERTS if config.get(name)), 0)
     return ModelSize(
         tensors,
-        [AS_THEY_ARE] if in_codes else [AS_THEY_ARE, HALVES, *(ROUNDED if packs else ())],
+        [AS_THEY_ARE] if in_codes else [AS_THEY_ARE, HALVES, *(() if undecoded else ROUNDED)],
         slots=_slots(config),
         asked=int(config.get("num_experts_per_tok") or 0) / experts if experts else 1.0,
     )
@@ -239,7 +252,11 @@ def _sized(name: str, header: dict[str, Any], config: dict[str, Any], packs: boo
         is_kept = not (is_reordered(settings) or has_odd_groups(settings) or (bits == 8 and zeros))
         kept = Q8 if bits == 8 else Q4_ZEROS if zeros else Q4
         return SizedTensor(name, numbers * 32 // bits if in_words else numbers, kept if is_kept else 4.0)
-    return SizedTensor(name, numbers, 2.0 if packs and header["dtype"] in ("BF16", "F16") else 4.0)
+    shape = header["shape"]
+    rounds = packs or (
+        len(shape) == 2 and shape[0] >= LEAST_ROWS and not (shape[1] % COLUMNS or CHOOSING.fullmatch(name))
+    )
+    return SizedTensor(name, numbers, 2.0 if packs and header["dtype"] in ("BF16", "F16") else 4.0, rounds)
 
 
 def _slots(config: dict[str, Any]) -> int:

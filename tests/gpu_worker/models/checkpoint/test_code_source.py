@@ -120,17 +120,34 @@ TWO_LAYERS = {"num_hidden_layers": 2, "hidden_size": 256, "intermediate_size": 2
 
 @pytest.mark.parametrize("name", ["awq", "gptq", "gptq-act-order", "packed-asymmetric", "int8"])
 def test_layers_of_a_model_through_transformers_stay_in_codes(name, tiny, load, all_logits, tmp_path):
-    source = tiny("granite-wide", "Granite", {**SMALL, **TWO_LAYERS}).directory
+    source = tiny("arcee-wide", "Arcee", {**SMALL, **TWO_LAYERS}).directory
     meant = write_codes(source, tmp_path / "codes", FORMS[name])
     expected = all_logits(load(write_values(source, tmp_path / "plain", meant)), PROMPT)
     automatic, runner = load(tmp_path / "codes"), load(tmp_path / "codes", quantization="none")
     assert difference(all_logits(runner, PROMPT), expected) < 2e-3, "torch's own error beside float64 is a tenth of it"
     assert difference(all_logits(automatic, PROMPT), expected) < 0.05
     kept = KEPT[name] if "native" in runner.info.numerics else FLOATS
-    named = f"transformers:granite ({kept}; inputs 15 bits)" if kept != FLOATS else "transformers:granite"
+    named = f"transformers:arcee ({kept}; inputs 15 bits)" if kept != FLOATS else "transformers:arcee"
     assert automatic._decoder.name == named
     assert (automatic.info.fingerprint == runner.info.fingerprint) == (kept == FLOATS)
     assert (kept in automatic.info.numerics) == (kept != FLOATS)
+
+
+def test_a_bias_of_zeros_is_read_where_the_model_has_one(tiny, load, all_logits, tmp_path):
+    """And left out where it has none: some writers add it to codes."""
+    fields = {**SMALL, **TWO_LAYERS, "attention_bias": True}
+    source = tiny("arcee-wide-biased", "Arcee", fields).directory
+    values = load_file(source / "model.safetensors")
+    values = {name: each * (not name.endswith("bias")) for name, each in values.items()}
+    assert "model.layers.1.self_attn.o_proj.bias" in values
+    values["model.layers.1.mlp.down_proj.bias"] = torch.zeros(256)
+    write_codes(write_values(source, tmp_path / "zeros", values), tmp_path / "codes", FORMS["awq"])
+    unbiased = {name: each for name, each in values.items() if not name.endswith("bias")}
+    alone = write_values(source, tmp_path / "unbiased", unbiased)
+    content = json.loads((alone / "config.json").read_text()) | {"attention_bias": False}
+    (alone / "config.json").write_text(json.dumps(content))
+    write_codes(alone, tmp_path / "alone", FORMS["awq"])
+    assert torch.equal(all_logits(load(tmp_path / "codes"), PROMPT), all_logits(load(tmp_path / "alone"), PROMPT))
 
 
 @pytest.mark.skipif(native.load() is None, reason="the extension was not built")

@@ -9,7 +9,9 @@ import torch
 import transformers
 from differences import difference
 from gguf.quants import dequantize, quantize
+from gguf_models import write_values
 from random_models import random_model
+from safetensors.torch import load_file
 from transformers_types import GEMMA4, SMALL, STATEFUL
 
 from gpu_worker.models.checkpoint.weights import SafetensorsSource
@@ -74,6 +76,20 @@ def test_rounding_of_what_has_no_such_layer_is_refused(tiny, load):
     narrow = tiny("arcee-narrow", "Arcee", {**SMALL, "hidden_size": 24, "intermediate_size": 40, "head_dim": 10})
     with pytest.raises(InvalidArgument, match="q8: no layer of this model is packed: say auto"):
         load(narrow.directory, quantization="q8")
+
+
+@pytest.mark.parametrize("equal", [True, False])
+def test_a_stored_output_projection_is_packed_if_it_is_not_the_embedding(equal, tiny, load, all_logits, tmp_path):
+    source = tiny("starcoder2-tied", "Starcoder2", {**SMALL, **SIZES, "tie_word_embeddings": True})
+    values = load_file(source.directory / "model.safetensors")
+    embedding = values["model.embed_tokens.weight"]
+    whole = write_values(
+        source.directory, tmp_path / "whole", values | {"lm_head.weight": (1 if equal else 2) * embedding}
+    )
+    runner = load(whole, quantization="q8")
+    alone = load(source.directory, quantization="q8")
+    assert torch.equal(all_logits(runner, PROMPT), all_logits(alone, PROMPT)) == equal
+    assert len(runner._decoder.packed.tensors) == len(alone._decoder.packed.tensors) + (not equal)
 
 
 def test_a_second_start_maps_the_layers(tiny, load, all_logits, tmp_path, monkeypatch):

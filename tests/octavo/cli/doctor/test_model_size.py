@@ -41,7 +41,7 @@ def test_a_folder_may_be_kept_in_several_ways(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("change", "said", "unsaid"),
     [
-        ({"model_type": "opt"}, "256 MiB, 128 MiB with --dtype bfloat16;", "q4"),
+        ({"model_type": "gpt2"}, "256 MiB, 128 MiB with --dtype bfloat16;", "q4"),
         ({"num_local_experts": 8}, "depends on how many experts", "tokens/s"),
         ({"num_attention_heads": None}, "128 MiB", "keys and values"),
         ({"text_config": {"num_hidden_layers": 2}}, "keys and values 2 KiB a token", "10 KiB"),
@@ -52,6 +52,23 @@ def test_a_folder_may_be_kept_in_several_ways(tmp_path, monkeypatch):
 def test_nothing_is_said_that_does_not_hold(tmp_path, change, said, unsaid):
     report = model_size.size(write_folder(tmp_path, CONFIG | change, {"a": [65536, 1024]}))
     assert said in report.detail and unsaid not in report.detail
+
+
+def test_layers_of_other_models_may_be_rounded(tmp_path):
+    """Those that stay in floats beside them are whole: norms, what chooses experts, experts in one tensor."""
+    shapes = {"layers.0.up_proj.weight": [1024, 1024], "embed_tokens.weight": [1024, 1024]}
+    shapes |= {"layers.0.gate.weight": [256, 1024], "layers.0.odd.weight": [256, 1024 + 8]}
+    detail = model_size.size(write_folder(tmp_path, CONFIG | {"model_type": "opt"}, shapes)).detail
+    assert "weights take 10 MiB, 5 MiB with --dtype bfloat16, 4 MiB with --quantization q8, 4 MiB with" in detail
+
+
+def test_of_a_model_that_reads_more_the_text_alone_counts(tmp_path):
+    config = CONFIG | {"model_type": "llava", "text_config": {"model_type": "llama"}}
+    shapes = {"model.language_model.layers.0.up_proj.weight": [32768, 1024], "lm_head.weight": [32768, 1024]}
+    shapes["model.vision_tower.layers.0.up_proj.weight"] = [65536, 1024]
+    assert "67 million numbers; weights take 128 MiB," in model_size.size(write_folder(tmp_path, config, shapes)).detail
+    pictures = {"model_type": "qwen2_vl", "text_config": {"model_type": "qwen2_vl_text"}}
+    assert "134 million" in model_size.size(write_folder(tmp_path, CONFIG | pictures, shapes)).detail
 
 
 def test_a_token_reads_the_experts_it_asks_and_a_row_of_the_embedding(tmp_path, monkeypatch):
