@@ -13,18 +13,21 @@ PAIRED_ADAPTERS = (*INTERLEAVED, "granite")  # whose rows of queries and keys co
 # Those that octavo's own decoders run. The tensors of AS_TRANSFORMERS are named as Transformers has them in memory.
 AS_TRANSFORMERS = ("exaone4", "gemma", "gemma2", "gemma3", "granite", "olmo2")
 OWN = (
-    *(*INTERLEAVED, *AS_TRANSFORMERS, "dots1", "glm4moe", "gpt-oss", "minimax-m2", "olmoe", "phi3", "qwen2"),
-    *("qwen2moe", "qwen3", "qwen3moe", "seed_oss"),
+    *(*INTERLEAVED, *AS_TRANSFORMERS, "dots1", "exaone-moe", "glm4moe", "gpt-oss", "minimax-m2", "olmoe", "phi3"),
+    *("qwen2", "qwen2moe", "qwen2vl", "qwen3", "qwen3moe", "qwen3vl", "qwen3vlmoe", "seed_oss"),
 )
 # Those that are decoded, and run by the code of Transformers.
 THROUGH_TRANSFORMERS = (
-    *("command-r", "cohere2", "gemma3n", "gemma4", "glm4", "granitemoe", "stablelm", "starcoder2"),
+    *("afmoe", "apertus", "arcee", "command-r", "cohere2", "deepseek2", "ernie4_5-moe", "gemma3n", "gemma4", "glm4"),
+    *("gptneox", "granitemoe", "hunyuan-dense", "hunyuan-moe", "jais2", "minicpm3", "nemotron", "olmo", "phi2"),
+    *("stablelm", "starcoder2"),
     # with recurrent layers
     *("falcon-h1", "granitehybrid", "jamba", "lfm2", "lfm2moe", "mamba", "mamba2", "qwen35", "qwen35moe", "qwen3next"),
 )
 ARCHITECTURES = (*OWN, *THROUGH_TRANSFORMERS)
 WITH_EXPERTS = (
-    *("llama", "dots1", "gemma4", "glm4moe", "gpt-oss", "granitemoe", "minimax-m2", "olmoe", "qwen2moe", "qwen3moe"),
+    *("llama", "afmoe", "deepseek2", "dots1", "ernie4_5-moe", "exaone-moe", "gemma4", "glm4moe", "gpt-oss"),
+    *("granitemoe", "hunyuan-moe", "minimax-m2", "olmoe", "qwen2moe", "qwen3moe", "qwen3vlmoe"),
     *("granitehybrid", "jamba", "lfm2moe", "qwen35moe", "qwen3next"),
 )
 

@@ -15,14 +15,32 @@ import gguf_recurrent
 import numpy as np
 import torch
 from gguf_models import encoded, finish, interleaved
+from gguf_more_settings import SETTINGS, changed, further, settings_in_tensors
 from safetensors.torch import load_file
 from torch import Tensor
 
 ARCHITECTURES = {  # by model_type
+    "afmoe": "afmoe",
+    "apertus": "apertus",
+    "arcee": "arcee",
     "cohere": "command-r",
     "dots1": "dots1",
     "cohere2": "cohere2",
+    "deepseek_v2": "deepseek2",
+    "deepseek_v3": "deepseek2",
+    "glm4_moe_lite": "deepseek2",
+    "minicpm3": "minicpm3",
+    "youtu": "deepseek2",
     "ernie4_5": "ernie4_5",
+    "ernie4_5_moe": "ernie4_5-moe",
+    "exaone_moe": "exaone-moe",
+    "gpt_neox": "gptneox",
+    "hunyuan_v1_dense": "hunyuan-dense",
+    "hunyuan_v1_moe": "hunyuan-moe",
+    "jais2": "jais2",
+    "nemotron": "nemotron",
+    "olmo": "olmo",
+    "phi": "phi2",
     "exaone4": "exaone4",
     "gemma": "gemma",
     "gemma3_text": "gemma3",
@@ -60,16 +78,18 @@ def convert(
     extra: dict[str, Tensor] | None = None,
     kind: Kind | Callable[[str, Tensor], Kind] = gguf.GGMLQuantizationType.F32,
     in_part: int = 0,
+    arch: str = "",
 ) -> None:
     """Writes the checkpoint of a directory to `path`.
 
     `change` sees each tensor by its name in the file, and may leave it out. `more` are settings of the architecture
     beside or instead of those of the converter; None leaves one out. `extra` are further tensors. Matrices are of
     `kind`, or of what it says of each, and random where the gguf package makes none of it. A file has `in_part`
-    tensors, if not all. The vocabulary is one of letters, of which words of two are made.
+    tensors, if not all. `arch` is another one than that of the type. The vocabulary is one of letters, of which words
+    of two are made.
     """
     config = json.loads((directory / "config.json").read_text())
-    arch = ARCHITECTURES[config["model_type"]]
+    arch = arch or ARCHITECTURES[config["model_type"]]
     writer = gguf.GGUFWriter(path, arch, split_max_tensors=in_part)
     how = gguf_recurrent if arch in gguf_recurrent.OWN_SETTINGS else sys.modules[__name__]
     for key, value in (how.settings_of(config, arch) | (more or {})).items():
@@ -77,9 +97,12 @@ def convert(
     _add_vocabulary(writer, config["vocab_size"])
     for name, tensor in (extra or {}).items():
         writer.add_tensor(name, tensor.numpy())
+    tensors = load_file(directory / "model.safetensors")
     kinds = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
     table = gguf.get_tensor_name_map(kinds[arch], config["num_hidden_layers"])
-    for name, tensor in how.modified(load_file(directory / "model.safetensors"), config, arch):
+    for key, value in settings_in_tensors(tensors, arch):
+        writer.add_array(key, value)
+    for name, tensor in how.modified(tensors, config, arch):
         stored = name if name.startswith(("blk.", "rope_")) else table.get_name(name, try_suffixes=(".weight", ".bias"))
         assert stored, f"the package gguf has no name for {name}"
         found = change(stored, tensor.float()) if change else tensor.float()
@@ -129,7 +152,7 @@ def settings_of(config: dict[str, Any], arch: str) -> dict[str, Any]:
         "embedding_length": config["hidden_size"],
         "feed_forward_length": config["intermediate_size"],
         "attention.head_count": heads,
-        "attention.head_count_kv": config["num_key_value_heads"],
+        "attention.head_count_kv": config.get("num_key_value_heads"),
         "rope.freq_base": float(far["rope_theta"]),
         "rope.freq_base_swa": float(near["rope_theta"]) if near else None,
         "attention.layer_norm_rms_epsilon": config.get("rms_norm_eps"),
@@ -147,7 +170,7 @@ def settings_of(config: dict[str, Any], arch: str) -> dict[str, Any]:
         keys = {"beta_fast": "beta_fast", "beta_slow": "beta_slow", "attn_factor": "attention_factor"}
         for key, name in (keys | {"log_multiplier": "mscale_all_dim"}).items():
             found[f"rope.scaling.yarn_{key}"] = float(far[name]) if far.get(name) is not None else None
-    return found | _own_settings(config, arch, head_dim)
+    return found | (SETTINGS[arch](config) if arch in SETTINGS else _own_settings(config, arch, head_dim))
 
 
 def _own_settings(config: dict[str, Any], arch: str, head_dim: int) -> dict[str, Any]:
@@ -258,8 +281,11 @@ def _gemma4(config: dict[str, Any], windowed: list[bool]) -> dict[str, Any]:
 
 def modified(tensors: dict[str, Tensor], config: dict[str, Any], arch: str) -> Named:
     """The tensors as the class of the architecture hands them to the table of names."""
+    yield from further(config, arch)
     for name, tensor in _gathered(tensors, config, arch):
-        if arch in TURNED_AS_LLAMA and ".q_proj." in name:
+        if arch in SETTINGS:
+            yield from changed(name, tensor, config, arch)
+        elif arch in TURNED_AS_LLAMA and ".q_proj." in name:
             yield name, interleaved(tensor, config["num_attention_heads"])
         elif arch in TURNED_AS_LLAMA and ".k_proj." in name:
             yield name, interleaved(tensor, config["num_key_value_heads"])

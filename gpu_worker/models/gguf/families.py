@@ -3,20 +3,22 @@
 Where a file is silent, a setting is what llama.cpp takes it for, or what all published models of that family have.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
+from gpu_worker.models.gguf.architectures import dense, latent, mixtures
 from gpu_worker.models.gguf.gemma3n import read_gemma3n
 from gpu_worker.models.gguf.gemma4 import read_gemma4
-from gpu_worker.models.gguf.header import GgufHeader
+from gpu_worker.models.gguf.header import LATENT, GgufHeader
 from gpu_worker.models.gguf.positions import rope_parameters
 from gpu_worker.models.gguf.recipes import (
     LLAMA,
     NORMED_OUTPUTS,
     Family,
     Join,
+    Reader,
     Recipe,
     expert_recipes,
     gemma_norms,
@@ -25,12 +27,13 @@ from gpu_worker.models.gguf.recipes import (
     turned_as_llama,
 )
 from gpu_worker.models.gguf.recurrent import RECURRENT
+from gpu_worker.models.gguf.settings import SIGMOID, check_gating, common, corrections, drafting_layers, experts, rms
+from gpu_worker.models.gguf.tensors import IGNORED_OF_PICTURES
 from octavo.request.errors import BadModel
 
 # The only Gemma 2 and 3 whose scores are not divided by the root of a head's size.
 GEMMA2_27B_LAYERS, GEMMA3_27B_LAYERS = 46, 62
 EXAONE4_32B_LAYERS = 64  # the only EXAONE 4 with windows, which its early files do not name
-SIGMOID = 2  # what llama.cpp calls a router whose shares are sigmoids
 GEMMA = LLAMA | NORMED_OUTPUTS | {"ffn_norm": "pre_feedforward_layernorm"}
 STARCODER2_WINDOW = 4096  # of all StarCoder 2 that were published, and of none of their files
 
@@ -38,41 +41,24 @@ STARCODER2_WINDOW = 4096  # of all StarCoder 2 that were published, and of none 
 def read_family(header: GgufHeader) -> Family:
     """BadModel if the file has a setting that is not understood, or lacks one."""
     read = FAMILIES[header.arch]
-    header.refuse_others(header.integer("attention.key_length", header.head_dim))
+    length = header.integer("attention.key_length", header.head_dim)
+    header.refuse_others(header.integer("attention.value_length", length) if header.arch in LATENT else length)
     family = read(header)
     header.refuse_unknown()
     return family
-
-
-def _common(header: GgufHeader, model_type: str, **more: Any) -> dict[str, Any]:
-    return {
-        "model_type": model_type,
-        **header.sizes(),
-        "rope_parameters": rope_parameters(header),
-        **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id")),
-        **more,
-    }
-
-
-def _rms(header: GgufHeader) -> dict[str, Any]:
-    return {"rms_norm_eps": header.number("attention.layer_norm_rms_epsilon")}
-
-
-def _experts(header: GgufHeader, layer: int = 0) -> dict[str, Any]:
-    return dict(zip(("num_local_experts", "num_experts_per_tok"), header.experts(layer), strict=True))
 
 
 # The architectures
 
 
 def _gemma(header: GgufHeader) -> Family:
-    config = _common(header, "gemma", **_rms(header), intermediate_size=header.inner_size())
+    config = common(header, "gemma", **rms(header), intermediate_size=header.inner_size())
     return Family(config, named_recipes(header, LLAMA, gemma_norms(LLAMA)))
 
 
 def _gemma2(header: GgufHeader) -> Family:
     """Where a file is silent, it is a published model."""
-    config = _common(header, "gemma2", **_rms(header), intermediate_size=header.inner_size()) | {
+    config = common(header, "gemma2", **rms(header), intermediate_size=header.inner_size()) | {
         "query_pre_attn_scalar": _score_size(header, GEMMA2_27B_LAYERS),
         "attn_logit_softcapping": header.number("attn_logit_softcapping", 50.0),
         "final_logit_softcapping": header.number("final_logit_softcapping", 30.0),
@@ -89,7 +75,7 @@ def _score_size(header: GgufHeader, layers_of_27b: int) -> int:
 def _gemma3(header: GgufHeader) -> Family:
     window = header.integer("attention.sliding_window", 0)
     near = {"rope_type": "default", "rope_theta": header.number("rope.freq_base_swa", 10000.0)}
-    config = _common(header, "gemma3_text", **_rms(header), intermediate_size=header.inner_size()) | {
+    config = common(header, "gemma3_text", **rms(header), intermediate_size=header.inner_size()) | {
         "query_pre_attn_scalar": _score_size(header, GEMMA3_27B_LAYERS),
         "sliding_window": window or header.context,
         "layer_types": header.layer_types(window, 6),
@@ -103,7 +89,7 @@ def _gemma3(header: GgufHeader) -> Family:
 def _qwen2moe(header: GgufHeader) -> Family:
     shared = {f"ffn_{part}_shexp": f"mlp.shared_expert.{part}_proj" for part in ("gate", "up", "down")}
     inner = LLAMA | {"ffn_gate_inp": "mlp.gate", "ffn_gate_inp_shexp": "mlp.shared_expert_gate"} | shared
-    config = _common(header, "qwen2_moe", **_rms(header), **_experts(header)) | {
+    config = common(header, "qwen2_moe", **rms(header), **experts(header)) | {
         "intermediate_size": header.inner_size("ffn_down_shexp"),
         "moe_intermediate_size": header.inner_size("ffn_down_exps"),
         "shared_expert_intermediate_size": header.inner_size("ffn_down_shexp"),
@@ -116,7 +102,9 @@ def _qwen2moe(header: GgufHeader) -> Family:
 
 
 def _qwen3moe(header: GgufHeader) -> Family:
-    config = _common(header, "qwen3_moe", **_rms(header), **_experts(header)) | {
+    for key in IGNORED_OF_PICTURES if header.arch == "qwen3vlmoe" else ():
+        header.get(key)
+    config = common(header, "qwen3_moe", **rms(header), **experts(header)) | {
         "intermediate_size": header.inner_size("ffn_down_exps"),
         "moe_intermediate_size": header.inner_size("ffn_down_exps"),
         "num_experts": header.integer("expert_count"),
@@ -127,7 +115,7 @@ def _qwen3moe(header: GgufHeader) -> Family:
 
 def _mixtral(header: GgufHeader) -> Family:
     """Files of `llama` with experts."""
-    config = _common(header, "mixtral", **_rms(header), **_experts(header)) | {
+    config = common(header, "mixtral", **rms(header), **experts(header)) | {
         "intermediate_size": header.inner_size("ffn_down_exps"),
         "sliding_window": None,
     }
@@ -138,7 +126,7 @@ def _mixtral(header: GgufHeader) -> Family:
 def _olmo2(header: GgufHeader) -> Family:
     """OLMo 2, and OLMo 3, which has windows."""
     window = header.integer("attention.sliding_window", 0)
-    config = _common(header, "olmo3" if window else "olmo2", **_rms(header), intermediate_size=header.inner_size())
+    config = common(header, "olmo3" if window else "olmo2", **rms(header), intermediate_size=header.inner_size())
     if window:
         near = {
             "rope_type": "default",
@@ -159,7 +147,7 @@ def _granite_scales(header: GgufHeader) -> dict[str, Any]:
 
 
 def _granite(header: GgufHeader) -> Family:
-    config = _common(header, "granite", **_rms(header), **_granite_scales(header)) | {
+    config = common(header, "granite", **rms(header), **_granite_scales(header)) | {
         "intermediate_size": header.inner_size(),
         "attention_bias": header.has("blk.0.attn_q.bias"),
         "mlp_bias": header.has("blk.0.ffn_down.bias"),
@@ -168,7 +156,7 @@ def _granite(header: GgufHeader) -> Family:
 
 
 def _granitemoe(header: GgufHeader) -> Family:
-    config = _common(header, "granitemoe", **_rms(header), **_granite_scales(header), **_experts(header)) | {
+    config = common(header, "granitemoe", **rms(header), **_granite_scales(header), **experts(header)) | {
         "intermediate_size": header.inner_size("ffn_down_exps")
     }
     recipes = named_recipes(
@@ -185,7 +173,7 @@ def _granitemoe(header: GgufHeader) -> Family:
 
 
 def _glm4(header: GgufHeader) -> Family:
-    config = _common(header, "glm4", **_rms(header), intermediate_size=header.inner_size()) | {
+    config = common(header, "glm4", **rms(header), intermediate_size=header.inner_size()) | {
         "attention_bias": header.has("blk.0.attn_q.bias")
     }
     if header.integer("nextn_predict_layers", 0):
@@ -199,17 +187,17 @@ def _glm4(header: GgufHeader) -> Family:
 
 
 def _minimax_m2(header: GgufHeader) -> Family:
-    _check_sigmoid(header)
-    config = _common(header, "minimax_m2", **_rms(header), **_experts(header)) | {
+    check_gating(header, SIGMOID)
+    config = common(header, "minimax_m2", **rms(header), **experts(header)) | {
         "intermediate_size": header.inner_size("ffn_down_exps")
     }
     recipes = named_recipes(header, LLAMA | {"ffn_gate_inp": "mlp.gate"})
-    return Family(config, recipes | _corrections(header, 0))
+    return Family(config, recipes | corrections(header, 0))
 
 
 def _starcoder2(header: GgufHeader) -> Family:
     """Files do not name the window. It bounds the context: within it, a sequence is the same with and without one."""
-    config = _common(header, "starcoder2", intermediate_size=header.inner_size()) | {
+    config = common(header, "starcoder2", intermediate_size=header.inner_size()) | {
         "max_position_embeddings": min(header.context, STARCODER2_WINDOW),
         "norm_epsilon": header.number("attention.layer_norm_epsilon"),
         "sliding_window": None,
@@ -221,7 +209,7 @@ def _starcoder2(header: GgufHeader) -> Family:
 def _stablelm(header: GgufHeader) -> Family:
     header.get("use_parallel_residual")  # early files say so of models that are not; llama.cpp looks for the norm
     normed = header.has("blk.0.attn_q_norm.weight")
-    config = _common(header, "stablelm", intermediate_size=header.inner_size()) | {
+    config = common(header, "stablelm", intermediate_size=header.inner_size()) | {
         "layer_norm_eps": header.number("attention.layer_norm_epsilon"),
         "use_parallel_residual": not header.has("blk.0.ffn_norm.weight"),
         "use_qkv_bias": header.has("blk.0.attn_q.bias"),
@@ -238,7 +226,7 @@ def _stablelm(header: GgufHeader) -> Family:
 
 
 def _cohere(header: GgufHeader) -> Family:
-    config = _common(header, "cohere", intermediate_size=header.inner_size()) | {
+    config = common(header, "cohere", intermediate_size=header.inner_size()) | {
         "layer_norm_eps": header.number("attention.layer_norm_epsilon"),
         "logit_scale": header.number("logit_scale"),
         "use_qk_norm": header.has("blk.0.attn_q_norm.weight"),
@@ -248,7 +236,7 @@ def _cohere(header: GgufHeader) -> Family:
 
 def _cohere2(header: GgufHeader) -> Family:
     window = header.integer("attention.sliding_window")
-    config = _common(header, "cohere2", intermediate_size=header.inner_size()) | {
+    config = common(header, "cohere2", intermediate_size=header.inner_size()) | {
         "layer_norm_eps": header.number("attention.layer_norm_epsilon"),
         "logit_scale": header.number("logit_scale"),
         "sliding_window": window,
@@ -261,7 +249,7 @@ def _exaone4(header: GgufHeader) -> Family:
     window = header.integer("attention.sliding_window", 4096 if header.layers == EXAONE4_32B_LAYERS else 0)
     if header.integer("nextn_predict_layers", 0):
         raise BadModel(f"{header.name} has layers that predict further tokens (nextn_predict_layers)")
-    config = _common(header, "exaone4", **_rms(header), intermediate_size=header.inner_size()) | {
+    config = common(header, "exaone4", **rms(header), intermediate_size=header.inner_size()) | {
         "sliding_window": window or None,
         "sliding_window_pattern": 4 if window else None,
         "layer_types": header.layer_types(window, 4),
@@ -271,7 +259,7 @@ def _exaone4(header: GgufHeader) -> Family:
 
 def _gpt_oss(header: GgufHeader) -> Family:
     window = header.integer("attention.sliding_window")
-    config = _common(header, "gpt_oss", **_rms(header), **_experts(header)) | {
+    config = common(header, "gpt_oss", **rms(header), **experts(header)) | {
         "intermediate_size": header.inner_size("ffn_down_exps"),
         "sliding_window": window,
         "layer_types": header.layer_types(window, 2),
@@ -285,7 +273,7 @@ def _gpt_oss(header: GgufHeader) -> Family:
 
 
 def _olmoe(header: GgufHeader) -> Family:
-    config = _common(header, "olmoe", **_rms(header), **_experts(header)) | {
+    config = common(header, "olmoe", **rms(header), **experts(header)) | {
         "intermediate_size": header.inner_size("ffn_down_exps"),
         "norm_topk_prob": False,
     }
@@ -294,8 +282,7 @@ def _olmoe(header: GgufHeader) -> Family:
 
 def _glm4moe(header: GgufHeader) -> Family:
     """GLM-4-MoE. Files count layers that draft tokens among their blocks, at the end."""
-    drafting = header.integer("nextn_predict_layers", 0)
-    header.layers -= drafting
+    drafting = drafting_layers(header)
     inner = LLAMA | {"post_attention_norm": "post_attention_layernorm"}
     family = _like_deepseek_v3(header, "glm4_moe", inner)
     more = {"num_nextn_predict_layers": drafting, "use_qk_norm": header.has("blk.0.attn_q_norm.weight")}
@@ -304,11 +291,11 @@ def _glm4moe(header: GgufHeader) -> Family:
 
 def _like_deepseek_v3(header: GgufHeader, model_type: str, inner: Mapping[str, str]) -> Family:
     """Experts that are chosen by sigmoids, after layers without experts."""
-    _check_sigmoid(header)
+    check_gating(header, SIGMOID)
     first = header.integer("leading_dense_block_count", 0)
     shared, count = header.inner_size("ffn_down_shexp", first), header.integer("expert_shared_count", 1)
     normed = header.get("expert_weights_norm")
-    config = _common(header, model_type, **_rms(header), **_experts(header, first)) | {
+    config = common(header, model_type, **rms(header), **experts(header, first)) | {
         "intermediate_size": header.inner_size(layer=0) if first else shared,
         "moe_intermediate_size": header.inner_size("ffn_down_exps", first),
         "n_routed_experts": header.integer("expert_count"),
@@ -324,23 +311,10 @@ def _like_deepseek_v3(header: GgufHeader, model_type: str, inner: Mapping[str, s
         raise BadModel(f"{header.name}: the {count} experts that all tokens ask have {shared} rows together")
     named = {f"ffn_{part}_shexp": f"mlp.shared_experts.{part}_proj" for part in ("gate", "up", "down")}
     recipes = named_recipes(header, {**inner, **named, "ffn_gate_inp": "mlp.gate"})
-    return Family(config, recipes | _corrections(header, first))
+    return Family(config, recipes | corrections(header, first))
 
 
-def _check_sigmoid(header: GgufHeader) -> None:
-    if header.integer("expert_gating_func", SIGMOID) != SIGMOID:
-        raise BadModel(f"{header.name}: {header.arch}.expert_gating_func is not that of a sigmoid ({SIGMOID})")
-
-
-def _corrections(header: GgufHeader, first: int) -> dict[str, Recipe]:
-    """What is added to shares where experts are chosen, of the layers from `first` on."""
-    return {
-        f"model.layers.{layer}.mlp.gate.e_score_correction_bias": Recipe((f"blk.{layer}.exp_probs_b.bias",))
-        for layer in range(first, header.layers)
-    }
-
-
-FAMILIES: Mapping[str, Callable[[GgufHeader], Family]] = {
+FAMILIES: Mapping[str, Reader] = {
     "llama": _mixtral,
     "gemma": _gemma,
     "gemma2": _gemma2,
@@ -349,6 +323,7 @@ FAMILIES: Mapping[str, Callable[[GgufHeader], Family]] = {
     "gemma4": read_gemma4,
     "qwen2moe": _qwen2moe,
     "qwen3moe": _qwen3moe,
+    "qwen3vlmoe": _qwen3moe,
     "olmo2": _olmo2,
     "granite": _granite,
     "granitemoe": _granitemoe,
@@ -364,4 +339,7 @@ FAMILIES: Mapping[str, Callable[[GgufHeader], Family]] = {
     "glm4moe": _glm4moe,
     "dots1": lambda header: _like_deepseek_v3(header, "dots1", LLAMA),
     **RECURRENT,
+    **dense.READERS,
+    **latent.READERS,
+    **mixtures.READERS,
 }

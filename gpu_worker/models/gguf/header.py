@@ -17,6 +17,8 @@ HARMLESS = (
 MOST_CONTEXT = 1 << 24
 SHAPED_BY_LAYER = ("gemma4",)  # whose layers have keys of several shapes
 COUNTED_BY_LAYER = (*SHAPED_BY_LAYER, "granitehybrid", "jamba", "lfm2", "lfm2moe")  # some of which may have no keys
+LATENT = ("deepseek2", "minicpm3")  # whose pages hold one vector for all heads
+FUSED = ("gptneox",)  # whose models have queries, keys and values in one tensor
 WITHOUT_KEYS = ("mamba", "mamba2")  # whose files say that they have no heads
 GATED = ("qwen35", "qwen35moe", "qwen3next")  # each head of their queries has a gate of its size
 HARMLESS_ENDS = ("expert_shared_feed_forward_length", "rope.scaling.finetuned", "tensor_data_layout")
@@ -106,16 +108,16 @@ class GgufHeader(GgufSettings):
         if not 1 <= self.context <= MOST_CONTEXT:
             raise BadModel(f"{self.name}: {self.arch}.context_length is {self.context}")
         at = f"blk.{self.first_attending}"
-        queries = self.heads * self.head_dim * (2 if self.arch in GATED else 1)
-        if self.has(f"{at}.attn_qkv.weight"):
+        if self.has(f"{at}.attn_qkv.weight") and self.arch not in FUSED:
             raise BadModel(f"{self.name} has queries, keys and values in one tensor: convert it without --fuse-qkv")
-        expected = {
-            "token_embd.weight": (None, self.hidden),
-            f"{at}.attn_q.weight": (queries, self.hidden),
-            f"{at}.attn_k.weight": (self.kv_heads * self.head_dim, self.hidden),
-        }
-        if self.arch in WITHOUT_KEYS:
-            expected = {"token_embd.weight": expected["token_embd.weight"]}
+        heads = {"attn_q": self.heads * (2 if self.arch in GATED else 1), "attn_k": self.kv_heads}
+        if self.arch in FUSED:
+            heads = {"attn_qkv": self.heads + 2 * self.kv_heads}
+        expected: dict[str, tuple[int | None, int]] = {"token_embd.weight": (None, self.hidden)}
+        if self.arch in LATENT:
+            expected[f"{at}.attn_kv_a_mqa.weight"] = (None, self.hidden)
+        elif self.arch not in WITHOUT_KEYS:
+            expected |= {f"{at}.{part}.weight": (count * self.head_dim, self.hidden) for part, count in heads.items()}
         for tensor, (rows, columns) in expected.items():
             found = self.shape(tensor)
             if len(found) != 2 or found[0] != (rows or found[0]) or found[1] != columns:

@@ -6,7 +6,9 @@ from gpu_worker.models.gguf.header import GgufHeader, GgufSettings
 from octavo.request.errors import BadModel
 
 # Whose models in Transformers can turn a part of each head.
-PARTIAL = ("glm4", "glm4moe", "minimax-m2", "qwen35", "qwen35moe", "qwen3next", "stablelm")
+PARTIAL = (
+    *("glm4", "glm4moe", "gptneox", "minimax-m2", "nemotron", "phi2", "qwen35", "qwen35moe", "qwen3next", "stablelm"),
+)
 OPTIONAL = {"yarn_beta_fast": "beta_fast", "yarn_beta_slow": "beta_slow", "yarn_attn_factor": "attention_factor"}
 
 
@@ -37,7 +39,11 @@ def scaling(header: GgufSettings, context: int) -> dict[str, Any]:
     for key, name in OPTIONAL.items():
         if header.get(f"rope.scaling.{key}") is not None:
             found[name] = header.number(f"rope.scaling.{key}")
-    if (multiplier := header.number("rope.scaling.yarn_log_multiplier", 0.0)) == 1.0:
+    multiplier = header.number("rope.scaling.yarn_log_multiplier", 0.0)
+    if header.arch == "deepseek2" and multiplier:  # a tenth of what it is elsewhere; by it scores are multiplied, too
+        found |= dict.fromkeys(("mscale", "mscale_all_dim"), round(multiplier * 10, 6))
+        multiplier = 0.0
+    if multiplier == 1.0:
         found["attention_factor"] = 1.0  # by it that of the positions is divided, and they are equal
     if multiplier not in (0.0, 1.0) or header.number("rope.scaling.yarn_ext_factor", 1.0) != 1.0:
         where = f"{header.arch}.rope.scaling"

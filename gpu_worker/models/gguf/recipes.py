@@ -44,6 +44,8 @@ class Family:
     unused: AbstractSet[str] = frozenset()
 
 
+Reader = Callable[[GgufHeader], Family]  # BadModel if the file lacks a setting or a tensor, or contradicts itself
+
 LLAMA = {
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
@@ -57,22 +59,30 @@ LLAMA = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+OUTER = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 NORMED_OUTPUTS = {"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"}
 
 
 def named_recipes(
-    header: GgufHeader, inner: Mapping[str, str], joins: Mapping[str, Join] | None = None
+    header: GgufHeader,
+    inner: Mapping[str, str],
+    joins: Mapping[str, Join] | None = None,
+    outer: Mapping[str, str] = OUTER,
+    layers: str = "model.layers",
 ) -> dict[str, Recipe]:
-    """Recipes for the tensors that the file has, by a table of names; `joins` changes some, by their name there."""
-    outer = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+    """Recipes for the tensors that the file has, by tables of names: of layers, and of the rest.
+
+    `joins` changes some, by their name there, or by that with the end of the tensor's.
+    """
     names = {stem: (stored, stored) for stored, stem in outer.items()}
     for layer in range(header.layers):
-        names |= {f"model.layers.{layer}.{stem}": (f"blk.{layer}.{stored}", stored) for stored, stem in inner.items()}
-    found = {}
+        names |= {f"{layers}.{layer}.{stem}": (f"blk.{layer}.{stored}", stored) for stored, stem in inner.items()}
+    found, changed = {}, joins or {}
     for stem, (full, stored) in names.items():
         for end in ("weight", "bias"):
             if header.has(f"{full}.{end}"):
-                found[f"{stem}.{end}"] = Recipe((f"{full}.{end}",), (joins or {}).get(stored, unchanged))
+                join = changed.get(f"{stored}.{end}") or changed.get(stored) or unchanged
+                found[f"{stem}.{end}"] = Recipe((f"{full}.{end}",), join)
     return found
 
 

@@ -56,6 +56,10 @@ def dequantize(data: memoryview, kind: TensorType, num_values: int) -> NDArray[n
 ROPE_FACTORS = "rope_freqs.weight"
 ROPE_LONG, ROPE_SHORT = "rope_factors_long.weight", "rope_factors_short.weight"
 
+TEXTS = {"qwen2vl": "qwen2", "qwen3vl": "qwen3"}  # whose text alone is read, and what it is without pictures
+# Texts have one position for a token, whatever number of dimensions pictures have.
+IGNORED_OF_PICTURES = ("n_deepstack_layers", "rope.dimension_sections")
+
 _OUTER = {
     "token_embd.weight": "model.embed_tokens.weight",
     "output_norm.weight": "model.norm.weight",
@@ -176,8 +180,10 @@ def read_config(file: GgufFile) -> dict[str, Any]:
     header.refuse_others(head_dim)
     for key in ("expert_count", "expert_used_count"):  # some converters write zeros
         header.integer(key, 0)
+    for key in IGNORED_OF_PICTURES if arch in TEXTS else ():
+        header.get(key)
     config = {
-        "model_type": arch,
+        "model_type": TEXTS.get(arch, arch),
         "vocab_size": file.tensors["token_embd.weight"].shape[0],
         "hidden_size": hidden,
         "intermediate_size": header.integer("feed_forward_length"),

@@ -1,6 +1,7 @@
 """Reads the tensors of a GGUF file as a model of Transformers has them in memory (`families`)."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -8,10 +9,14 @@ from torch import Tensor
 from gpu_worker.models.checkpoint.weights import FLOATS, ProgressCallback
 from gpu_worker.models.gguf.held_blocks import held_blocks
 from gpu_worker.models.gguf.recipes import Family, Recipe, unchanged
-from gpu_worker.models.gguf.tensors import KERNELS, ROPE_FACTORS, read_tensor
+from gpu_worker.models.gguf.tensors import KERNELS, ROPE_FACTORS, dequantize, read_tensor
 from octavo.model_files.gguf import GgufFile
 from octavo.model_files.gguf_support import FLOATS as FLOAT_TYPES
 from octavo.request.errors import BadModel
+
+# What the tensors of all experts of a layer are made of, by their names in memory.
+STACKS = {"gate_up_proj": ("gate_proj", "up_proj"), "up_proj": ("up_proj",), "down_proj": ("down_proj",)}
+EXPERTS = 3  # dimensions of a tensor of experts
 
 
 def prepare(
@@ -45,20 +50,37 @@ def check_tensors(file: GgufFile, family: Family) -> None:
         raise BadModel(f"{len(left)} tensors of {file.path.name} have no place in the model: {some}")
 
 
+class ExpertMatrix(NamedTuple):
+    """The rows of one expert's matrix among those of a tensor of all experts."""
+
+    stored: str
+    first: int
+    num_rows: int
+    columns: int
+
+
 class RecipeSource:
     """A source of the tensors of the model, whose columns are in the order of the file (`columns`).
 
-    It is a BlockSource: blocks have those that are whole rows of tensors of one type, in some order.
+    It is a BlockSource: blocks have those that are whole rows of tensors of one type, in some order. It has the
+    matrices of each expert by themselves, too.
     """
 
     def __init__(self, file: GgufFile, family: Family) -> None:
         self._file = file
         self._recipes = family.recipes
+        self._experts = dict(_expert_rows(file, family.recipes))
 
     def names(self) -> set[str]:
-        return set(self._recipes)
+        return {*self._recipes, *self._experts}
 
     def get(self, name: str) -> Tensor:
+        if name in self._experts:
+            rows = self._experts[name]
+            kind, num_values = self._file.tensors[rows.stored].type, rows.num_rows * rows.columns
+            values = dequantize(self._bytes(rows), kind, num_values)
+            self._release(rows)
+            return torch.from_numpy(values).view(rows.num_rows, rows.columns)
         recipe = self._recipe(name)
         joined = recipe.join([read_tensor(self._file, part) for part in recipe.of])
         for part in recipe.of:
@@ -67,9 +89,12 @@ class RecipeSource:
 
     def columns(self, name: str) -> Tensor | None:
         """Where the columns of the model's tensor are among those of `get` and `blocks`; None: in their places."""
-        return self._recipes[name].columns
+        return None if name in self._experts else self._recipes[name].columns
 
     def block_format(self, name: str) -> str:
+        if name in self._experts:
+            kind = self._file.tensors[self._experts[name].stored].type
+            return FLOATS if kind in FLOAT_TYPES else KERNELS.get(kind, "")
         infos = [self._file.tensors[part] for part in self._recipe(name).of]
         kinds = {info.type for info in infos}
         if len(kinds) > 1 or kinds & set(FLOAT_TYPES) or self._order(name) is None:
@@ -77,10 +102,17 @@ class RecipeSource:
         return KERNELS.get(infos[0].type, "")
 
     def shape(self, name: str) -> tuple[int, ...]:
+        if name in self._experts:
+            return self._experts[name].num_rows, self._experts[name].columns
         shapes = [tuple(self._file.tensors[part].shape) for part in self._recipes[name].of]
         return (sum(shape[0] for shape in shapes), *shapes[0][1:])
 
     def blocks(self, name: str) -> Tensor:
+        if name in self._experts:
+            rows = self._experts[name]
+            blocks = held_blocks(self._bytes(rows), self._file.tensors[rows.stored].type).view(rows.num_rows, -1)
+            self._release(rows)
+            return blocks
         order, parts = self._order(name), []
         for part in self._recipes[name].of:
             info = self._file.tensors[part]
@@ -97,6 +129,35 @@ class RecipeSource:
     def _order(self, name: str) -> Tensor | None:
         recipe = self._recipes[name]
         return order_of_rows(recipe, [tuple(self._file.tensors[part].shape) for part in recipe.of])
+
+    def _bytes(self, rows: ExpertMatrix) -> memoryview:
+        data = self._file.tensor_bytes(rows.stored)
+        size = len(data) * rows.columns // torch.Size(self._file.tensors[rows.stored].shape).numel()
+        return data[rows.first * size : (rows.first + rows.num_rows) * size]
+
+    def _release(self, rows: ExpertMatrix) -> None:
+        """Gives up the memory of a tensor after its last rows."""
+        experts, of_each, _ = self._file.tensors[rows.stored].shape
+        if rows.first + rows.num_rows == experts * of_each:
+            self._file.release(rows.stored)
+
+
+def _expert_rows(file: GgufFile, recipes: Mapping[str, Recipe]) -> Iterator[tuple[str, ExpertMatrix]]:
+    """Where the matrices of experts are, by the names of checkpoints that have each by itself."""
+    for name, recipe in recipes.items():
+        stem, _, stack = name.rpartition(".")
+        stored = [(part, file.tensors[part].shape) for part in recipe.of if part in file.tensors]
+        are_whole = len(stored) == len(recipe.of) and all(len(shape) == EXPERTS for _, shape in stored)
+        if not stem.endswith(".experts") or stack not in STACKS or not are_whole:
+            continue
+        parts = STACKS[stack]
+        if len(stored) < len(parts):  # gates before what they gate, of each expert
+            stored *= len(parts)
+        for place, (part, (tensor, (experts, rows, columns))) in enumerate(zip(parts, stored, strict=True)):
+            count = rows * len(recipe.of) // len(parts)
+            for expert in range(experts):
+                first = expert * rows + place * (rows - count)
+                yield f"{stem}.{expert}.{part}.weight", ExpertMatrix(tensor, first, count, columns)
 
 
 def order_of_rows(recipe: Recipe, shapes: Sequence[tuple[int, ...]]) -> Tensor | None:

@@ -1,7 +1,9 @@
 """Layers of a model in torch whose matrices the extension multiplies with, in 3 to 8 bits; all else stays torch's."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from itertools import groupby
 from types import ModuleType
 
 import torch
@@ -9,13 +11,16 @@ from torch import Tensor, nn
 
 from gpu_worker.models.checkpoint.weights import FLOATS, BlockSource, MovedSource, ProgressCallback, WeightSource
 from gpu_worker.models.packed.layer_stacks import LayerStack, StackPacking
+from gpu_worker.models.packed.packed_experts import ExpertNames, PackedExperts, expert_names, expert_shapes, gate_of
 from gpu_worker.models.packed.packed_weights import NativeMatrix, PackedWeights, weights_of
 from gpu_worker.models.packed.packing import BLOCK, GROUP_ROWS
 from octavo.request.errors import BadModel
 
 # Parts of names of layers that choose experts: rounded, they would choose others.
 CHOOSING = frozenset(("gate", "router", "shared_expert_gate", "wg", "gating"))
-READ_BY_MODELS = frozenset(("dt_proj",))  # of layers whose matrix a model's code multiplies with itself (Mamba 1)
+# Of layers whose matrix others multiply with: a model's code (Mamba 1), and latent attention.
+READ_BY_OTHERS = frozenset(("dt_proj", "kv_b_proj"))
+EXPERTS = 3  # dimensions of a tensor of experts
 
 
 class PackedLinear(nn.Module):
@@ -77,16 +82,30 @@ class LayerPacking:
     get_packed: Callable[[StackPacking], PackedWeights] = StackPacking.in_memory
 
     def shapes(self, model: nn.Module) -> dict[str, tuple[int, ...]]:
-        """The matrices that are packed, by their names in the source, which are those of the model."""
+        """The tensors that are packed, by their names in the model: matrices, and stacks of those of experts."""
         stored, found = self.source.names() - self.copies(model), dict[str, tuple[int, ...]]()
         for name, module in model.named_modules():
             weight = f"{name}.weight"
+            if self._experts(name, module, stored):
+                found |= {f"{name}.{stack}": shape for stack, shape in expert_shapes(module).items()}
             if not _is_plain(name, module) or weight not in stored:
                 continue
             rows, columns = module.get_parameter("weight").shape
             if columns % BLOCK == 0 and rows >= GROUP_ROWS and self._is_packed(weight):
                 found[weight] = (rows, columns)
         return found
+
+    def replaced(self, shapes: Mapping[str, tuple[int, ...]]) -> set[str]:
+        """The tensors of the source that are not read as floats where the model's of these shapes are packed."""
+        stems = tuple(f"{name.rpartition('.')[0]}." for name, shape in shapes.items() if len(shape) == EXPERTS)
+        return set(shapes) | ({name for name in self.source.names() if name.startswith(stems)} if stems else set())
+
+    def _experts(self, name: str, module: nn.Module, stored: AbstractSet[str]) -> ExpertNames | None:
+        """The matrices of the module's experts, if all of them are packed."""
+        shapes = expert_shapes(module)
+        names = expert_names(stored, name, module) if shapes else None
+        fits = all(columns % BLOCK == 0 and rows >= GROUP_ROWS for _, rows, columns in shapes.values())
+        return names if names and fits and all(map(self._is_packed, names.all())) else None
 
     def copies(self, model: nn.Module) -> set[str]:
         """The matrices that the model shares with another, if the source has the same of both."""
@@ -123,10 +142,16 @@ class LayerPacking:
         """Replaces the layers of these weights, and an output projection that is the embedding."""
         outer = {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, nn.Embedding)}
         schemes = {name: self._outer_scheme if name in outer else self.scheme for name in shapes}
-        stacks = {name: LayerStack([name], [shape], schemes[name]) for name, shape in shapes.items()}
+        plain = {name: shape for name, shape in shapes.items() if len(shape) != EXPERTS}
+        stacks = {name: LayerStack([name], [shape], schemes[name]) for name, shape in plain.items()}
+        mixtures = {name.rpartition(".")[0]: None for name in shapes if name not in plain}
+        for name in mixtures:
+            stacks |= self._stacks_of_experts(name, model.get_submodule(name))
         packing = StackPacking(stacks, self.source, self.dtype, self.scheme, self.extension, self.on_tensor)
         packed = self.get_packed(packing)
         matrices = {name: each for name, each in packed.tensors.items() if isinstance(each, NativeMatrix)}
+        for name in mixtures:
+            self._replace_experts(model, name, matrices)
         names = {id(weight): name for name, weight in model.named_parameters()}  # of a shared one the first
         for name, module in list(model.named_modules()):
             weight = module.get_parameter("weight") if _is_plain(name, module) else None
@@ -140,11 +165,42 @@ class LayerPacking:
             raise BadModel(f"{left[0]} is used in several places, and cannot be packed: say --quantization auto")
         return packed
 
+    def _stacks_of_experts(self, name: str, module: nn.Module) -> dict[str, LayerStack]:
+        """By the names of their first matrices: those of an expert that have the same inputs are one, if they can."""
+        _, hidden, inner = module.get_parameter("down_proj").shape
+        names, found = self._names_of_experts(name, module), dict[str, LayerStack]()
+        for of_experts, shape in ((names.inner, (inner, hidden)), (names.outer, (hidden, inner))):
+            for some in (stack for parts in of_experts for stack in self._divided(parts)):
+                found[some[0]] = LayerStack(some, [shape] * len(some), self.scheme)
+        return found
+
+    def _names_of_experts(self, name: str, module: nn.Module) -> ExpertNames:
+        names = self._experts(name, module, self.source.names())
+        if names is None:
+            raise BadModel(f"the matrices of {name} changed while they were read")
+        return names
+
+    def _divided(self, names: list[str]) -> Iterable[list[str]]:
+        """The matrices by those that can be one: neighbours of one type."""
+        if weights_of(self.scheme) in ("q8", "q4") or not isinstance(self.source, BlockSource):
+            return [names]
+        return [list(some) for _, some in groupby(names, self.source.block_format)]
+
+    def _replace_experts(self, model: nn.Module, name: str, matrices: Mapping[str, NativeMatrix]) -> None:
+        module = model.get_submodule(name)
+        names = self._names_of_experts(name, module)
+        first, last = (
+            [[matrices[part] for part in parts if part in matrices] for parts in of_experts]
+            for of_experts in (names.inner, names.outer)
+        )
+        parent, _, own = name.rpartition(".")
+        setattr(model.get_submodule(parent), own, PackedExperts(first, last, gate_of(module), self.extension))
+
 
 def _is_plain(name: str, module: nn.Module) -> bool:
     """Whether the layer computes what its class says, and no more than that."""
     if type(module) is nn.Linear:
-        return (CHOOSING | READ_BY_MODELS).isdisjoint(name.split("."))
+        return (CHOOSING | READ_BY_OTHERS).isdisjoint(name.split("."))
     return type(module) is nn.Embedding or type(module).__name__.endswith("ScaledWordEmbedding")
 
 

@@ -216,7 +216,7 @@ class TransformersDecoder(Decoder):
             with torch.device("meta"):
                 layers = kind(settings)
             shapes = {} if packing is None else packing.shapes(layers)
-            left_out = set(shapes) if packing is None else {*shapes, *packing.copies(layers)}
+            left_out = set() if packing is None else packing.replaced(shapes) | packing.copies(layers)
             tensors = read(left_out, layers.state_dict().keys())
             nothing = torch.zeros((), dtype=dtype)
             model, weights = kind.from_pretrained(

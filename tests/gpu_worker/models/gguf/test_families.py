@@ -12,11 +12,11 @@ import torch
 import transformers
 from differences import difference
 from effort import diagonal
-from gguf_converter import ARCHITECTURES
+from gguf_converter import ARCHITECTURES, convert
 from gguf_models import encoded, write_bare
 from gguf_recurrent import MODELS as RECURRENT
 from instruction_sets import OPS
-from transformers_types import DENSE, MIXTURES, SMALL, TYPES, WIDE
+from transformers_types import DENSE, LATENT, MIXTURES, NARROW, ROUTED_EXPERTS, SMALL, TYPES, WIDE
 
 from gpu_worker.models.gguf.families import read_family
 from gpu_worker.models.gguf.header import GgufHeader
@@ -37,12 +37,51 @@ FAR_AND_NEAR = {"rope_parameters": {"full_attention": LINEAR, "sliding_attention
 FULL = {"sliding_window": None, "layer_types": ["full_attention"] * 4}
 QWEN3 = {**MIXTURES["qwen3_moe"][1], "norm_topk_prob": True}
 OLMOE = MIXTURES["olmoe"][1]
+V2_YARN = {**SHARPENED, "mscale": 0.707, "mscale_all_dim": 0.707}
+NEOX = {key: value for key, value in SMALL.items() if key != "num_key_value_heads"}
+LITE = {**LATENT, **ROUTED_EXPERTS, "q_lora_rank": None}
+GROUPS = {
+    **LATENT,
+    **ROUTED_EXPERTS,
+    "n_routed_experts": 8,
+    "n_group": 4,
+    "topk_group": 2,
+    "routed_scaling_factor": 1.5,
+}
+WIDE_LATENT = {**LATENT, **ROUTED_EXPERTS, "kv_lora_rank": 32, "q_lora_rank": 32, "qk_nope_head_dim": 32}
+MINICPM3 = {**LATENT, "rms_norm_eps": 1e-5, "dim_model_base": 256, "scale_emb": 12, "scale_depth": 1.4}
+LONG = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 128}
 MODELS = {  # by a name: the class of the configuration, and its fields
     **{name: MIXTURES[name] for name in ("qwen2_moe", "mixtral", "olmoe", "glm4_moe", "glm4_moe-grouped")},
     **{name: TYPES[name] for name in ("granitemoe", "granitemoeshared", "ernie4_5")},
     **{name: DENSE[name] for name in ("olmo2", "olmo3", "granite", "exaone4")},
     **{name: TYPES[name] for name in ("stablelm", "stablelm-parallel", "cohere")},
     **{name: TYPES[name] for name in ("gemma3n_text", "gemma4_text", "gemma4-few", "gemma4-shared", "gemma4-experts")},
+    **{name: TYPES[name] for name in ("deepseek_v2", "deepseek_v2-lite", "deepseek_v3", "glm4_moe_lite", "youtu")},
+    **{
+        name: TYPES[name]
+        for name in ("arcee", "ernie4_5_moe", "hunyuan_v1_dense", "hunyuan_v1_moe", "jais2", "nemotron", "olmo")
+    },
+    "afmoe": ("Afmoe", {**TYPES["afmoe"][1], "mup_enabled": True, "num_dense_layers": 2, "route_scale": 1.5}),
+    "apertus": ("Apertus", {**SMALL, "rope_parameters": NEAR}),
+    "exaone_moe": ("ExaoneMoe", {**WIDE, "sliding_window": 11, **NARROW}),
+    "gpt_neox": ("GPTNeoX", {**NEOX, "rope_parameters": {**NEAR, "partial_rotary_factor": 0.5}}),
+    "gpt_neox-serial": ("GPTNeoX", {**NEOX, "use_parallel_residual": False}),
+    "olmo-unclipped": ("Olmo", {**SMALL, "tie_word_embeddings": True}),
+    "phi": ("Phi", SMALL),
+    "deepseek_v2-yarn": ("DeepseekV2", {**LITE, "rope_parameters": V2_YARN}),
+    "deepseek_v2-grouped": ("DeepseekV2", {**GROUPS, "topk_method": "group_limited_greedy"}),
+    "deepseek_v3-grouped": (
+        "DeepseekV3",
+        {**GROUPS, "scoring_func": "sigmoid", "rope_parameters": MINISTRAL},
+    ),
+    "deepseek_v2-wide": ("DeepseekV2", {**WIDE_LATENT, "q_lora_rank": None}),
+    "deepseek_v3-wide": ("DeepseekV3", WIDE_LATENT),
+    "minicpm3": ("MiniCPM3", MINICPM3),
+    "minicpm3-long": (
+        "MiniCPM3",
+        {**MINICPM3, "rope_parameters": {**LONG, "short_factor": [1.0, 1.1, 1.3, 2.0], "long_factor": [2.0] * 4}},
+    ),
     "gemma3": ("Gemma3Text", GEMMA3),
     "gemma3-scaled": ("Gemma3Text", {**GEMMA3, "final_logit_softcapping": 3.0, **FAR_AND_NEAR}),
     "gemma": ("Gemma", WIDE),
@@ -98,7 +137,12 @@ def test_a_gguf_file_says_what_transformers_says(name, made, converted, load, al
         *(("qwen2_moe", "Q8_0"), ("mixtral", "Q4_0"), ("glm4_moe", "F16"), ("glm4_moe", "IQ4_NL")),
         *(("gpt_oss", "Q8_0"), ("gpt_oss", "MXFP4"), ("olmoe", "MXFP4"), ("olmoe-wide", "IQ4_XS")),
         *(("granitemoe", "Q8_0"), ("granitemoe", "Q4_0"), ("granitemoe", "F16"), ("ernie4_5", "Q8_0")),
-        *(("gemma4-experts", "Q8_0"), ("gemma4-few", "Q4_0")),
+        *(
+            ("gemma4-experts", "Q8_0"),
+            ("gemma4-few", "Q4_0"),
+            ("deepseek_v3-wide", "IQ4_NL"),
+            ("deepseek_v2-wide", "Q8_0"),
+        ),
     ],
 )
 def test_matrices_and_experts_are_those_of_the_file(name, kind, made, converted, load, all_logits):
@@ -116,6 +160,9 @@ def test_matrices_and_experts_are_those_of_the_file(name, kind, made, converted,
     assert difference(all_logits(fast, PROMPT), expected) < 0.05
     assert difference(all_logits(load(path, quantization="none"), PROMPT), expected) < 2e-5
     assert kind == "F16" or kind.lower().removesuffix("_0") in fast._decoder.name
+    if fast._decoder.name.startswith("transformers") and kind != "F16":
+        modules = [type(each).__name__ for each in fast._decoder._model.modules() if "Expert" in type(each).__name__]
+        assert modules == ["PackedExperts"] * len(modules)
     assert difference(expected, made(name).logits(PROMPT)) > 1e-4
 
 
@@ -162,6 +209,33 @@ def test_factors_divide_frequencies(made, converted, load, all_logits):
     assert difference(all_logits(load(converted(name, extra=factors)), PROMPT), expected) < 1e-4
     with pytest.raises(BadModel, match="3 factors of rotary positions"):
         load(converted(name, extra={"rope_freqs.weight": torch.full((3,), 2.0)}))
+
+
+def test_latent_attention_is_read_whole_as_early_files_have_it_and_layers_that_draft_are_not(
+    made, converted, load, all_logits
+):
+    model = made("deepseek_v3")
+    whole = {
+        f"blk.{number}.attn_kv_b.weight": layer.self_attn.kv_b_proj.weight.detach()
+        for number, layer in enumerate(model.model.model.layers)
+    }
+    early = {"attention.head_count_kv": 4, "attention.key_length": 24, "attention.value_length": 32}
+    early |= dict.fromkeys(("attention.key_length_mla", "attention.value_length_mla"))
+    path = converted(
+        "deepseek_v3", lambda stored, x: None if "_k_b." in stored or "_v_b." in stored else x, more=early, extra=whole
+    )
+    assert difference(all_logits(load(path), PROMPT), model.logits(PROMPT)) < 1e-4
+    drafting = {**whole, "blk.4.nextn.eh_proj.weight": torch.ones(32, 64)}
+    path = converted("deepseek_v3", more={"block_count": 5, "nextn_predict_layers": 1}, extra=drafting)
+    assert difference(all_logits(load(path), PROMPT), model.logits(PROMPT)) < 1e-4
+
+
+@pytest.mark.parametrize(("arch", "kind"), [("qwen2vl", "Qwen2"), ("qwen3vl", "Qwen3"), ("qwen3vlmoe", "Qwen3Moe")])
+def test_the_text_of_models_with_pictures_runs_as_its_own_type(arch, kind, tiny, load, all_logits, tmp_path):
+    model = tiny(f"text {arch}", kind, QWEN3 if kind == "Qwen3Moe" else WIDE)
+    sections = {"rope.dimension_sections": [4, 2, 2, 0], "n_deepstack_layers": 3 if arch != "qwen2vl" else None}
+    convert(model.directory, tmp_path / "text.gguf", more=sections, arch=arch)
+    assert difference(all_logits(load(tmp_path / "text.gguf"), PROMPT), model.logits(PROMPT)) < 1e-4
 
 
 def test_gemma4_reads_gates_of_experts_by_themselves_and_no_keys_of_layers_that_take_others(
@@ -266,6 +340,26 @@ def test_ministral_runs_as_far_as_its_queries_are_not_scaled(converted, load):
         ("gemma4-experts", {"expert_used_count": 9}, "9 of 4 experts, and tensors of 4"),
         ("gemma4-experts", "blk.1.ffn_down_exps.scale", r"no tensor 'blk\.1\.ffn_down_exps\.scale'"),
         ("gemma4_text", "rope_freqs.weight", r"no tensor 'rope_freqs\.weight'"),
+        ("deepseek_v2", {"attention.key_length_mla": 32}, r"heads of 32 and 16, 8 of them turned, .*key_length_mla"),
+        ("deepseek_v2", {"attention.value_length_mla": 8}, "heads of 24 and 8"),
+        ("deepseek_v2", {"attention.q_lora_rank": 8}, "q_lora_rank is 8, its tensors say 16"),
+        ("deepseek_v2", {"expert_weights_norm": True}, r"no DeepSeek has shares of kind 1 that sum to one: True"),
+        ("deepseek_v3", {"expert_gating_func": 4}, "no DeepSeek has shares of kind 4"),
+        ("deepseek_v3", {"expert_shared_count": 3}, "the 3 experts that all tokens ask have 32 rows together"),
+        ("deepseek_v3", {"attention.temperature_scale": 0.1}, r"know, .*: deepseek2\.attention\.temperature_scale"),
+        ("deepseek_v3", {"nextn_predict_layers": 4}, "4 of 4 layers draft tokens"),
+        ("deepseek_v3", "blk.2.exp_probs_b.bias", r"no tensor 'blk\.2\.exp_probs_b\.bias'"),
+        ("deepseek_v3", "blk.1.attn_v_b.weight", r"no tensor 'blk\.1\.attn_v_b\.weight'"),
+        ("afmoe", {"expert_weights_norm": False}, r"shares do not sum to one \(afmoe\.expert_weights_norm"),
+        ("afmoe", {"expert_gating_func": 1}, "expert_gating_func is not that of a sigmoid"),
+        ("ernie4_5_moe", {"expert_gating_func": 2}, "expert_gating_func is not that of a softmax"),
+        ("ernie4_5_moe", {"leading_dense_block_count": 4}, "no layer has experts"),
+        ("ernie4_5_moe", {"expert_shared_count": 3}, "the 3 experts that all tokens ask have 64 rows together"),
+        ("hunyuan_v1_moe", {"expert_weights_scale": 2.0}, r"know, .*: hunyuan-moe\.expert_weights_scale"),
+        ("exaone_moe", {"expert_shared_count": 2}, "the 2 experts that all tokens ask have 32 rows together"),
+        ("nemotron", {"rope.dimension_count": 9}, "turns 9 of 8 dimensions of a head"),
+        ("gpt_neox", {"attention.head_count_kv": 2}, r"attn_qkv\.weight' is \(96, 32\), the header says 64 x 32"),
+        ("minicpm3-long", "rope_factors_short.weight", r"no tensor 'rope_factors_short\.weight'"),
         ("stablelm-parallel", "blk.2.attn_q_norm.weight", r"no tensor 'blk\.2\.attn_q_norm\.weight'"),
     ],
 )  # fmt: skip

@@ -12,11 +12,12 @@ from gguf.quants import dequantize, quantize
 from gguf_models import write_values
 from random_models import random_model
 from safetensors.torch import load_file
-from transformers_types import GEMMA4, SMALL, STATEFUL
+from transformers_types import GEMMA4, LATENT, ROUTED_EXPERTS, SMALL, STATEFUL
 
 from gpu_worker.models.checkpoint.weights import SafetensorsSource
 from gpu_worker.models.packed import packed_cache
 from gpu_worker.models.packed.layer_stacks import StackPacking
+from gpu_worker.models.packed.packed_experts import PackedExperts
 from gpu_worker.models.packed.packed_linear import LayerPacking, PackedEmbedding, PackedLinear
 from gpu_worker.ops import native
 from octavo.request.errors import InvalidArgument
@@ -35,6 +36,7 @@ MODELS = {
         | {"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0},
     ),
     "starcoder2": ("Starcoder2", {**SMALL, **SIZES}),  # with biases
+    "deepseek_v2": ("DeepseekV2", {**LATENT, **ROUTED_EXPERTS, **SIZES}),  # a tensor for each matrix of an expert
     "qwen3_5": ("Qwen3_5Text", {**STATEFUL["qwen3_5_text"][1], **SIZES, "layer_types": TWO}),
     "lfm2": ("Lfm2", {**STATEFUL["lfm2"][1], **SIZES, "layer_types": ["conv", "full_attention"]}),
     "jamba": (
@@ -67,7 +69,9 @@ def test_a_directory_is_rounded_as_its_layers_are(name, scheme, tiny, load, all_
     assert difference(all_logits(runner, PROMPT), expected) < (0.1 if scheme.endswith("a8") else 0.01)
     assert difference(source.logits(PROMPT), expected) > 0
     layers = [each for each in runner._decoder._model.modules() if isinstance(each, PackedLinear | PackedEmbedding)]
-    assert len(layers) == len(shapes) + source.model.config.tie_word_embeddings
+    mixtures = [each for each in runner._decoder._model.modules() if isinstance(each, PackedExperts)]
+    assert len(layers) + 2 * len(mixtures) == len(shapes) + source.model.config.tie_word_embeddings
+    assert len(mixtures) == (name == "deepseek_v2")
     assert runner.info.fingerprint != load(source.directory).info.fingerprint
     assert scheme[:2] in runner.info.numerics
 

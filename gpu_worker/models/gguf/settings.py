@@ -1,0 +1,56 @@
+"""What the configurations of several architectures take from a header alike."""
+
+from typing import Any
+
+from gpu_worker.models.gguf.header import GgufHeader
+from gpu_worker.models.gguf.positions import rope_parameters
+from gpu_worker.models.gguf.recipes import Recipe
+from octavo.request.errors import BadModel
+
+SOFTMAX, SIGMOID = 1, 2  # what llama.cpp calls a router by how it makes shares
+
+
+def common(header: GgufHeader, model_type: str, **more: Any) -> dict[str, Any]:
+    return without_positions(header, model_type, rope_parameters=rope_parameters(header), **more)
+
+
+def without_positions(header: GgufHeader, model_type: str, **more: Any) -> dict[str, Any]:
+    ends = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
+    return {"model_type": model_type, **header.sizes(), **ends, **more}
+
+
+def rms(header: GgufHeader) -> dict[str, Any]:
+    return {"rms_norm_eps": header.number("attention.layer_norm_rms_epsilon")}
+
+
+def experts(header: GgufHeader, layer: int = 0) -> dict[str, Any]:
+    return dict(zip(("num_local_experts", "num_experts_per_tok"), header.experts(layer), strict=True))
+
+
+def check_gating(header: GgufHeader, known: int) -> None:
+    if header.integer("expert_gating_func", known) != known:
+        name = {SOFTMAX: "softmax", SIGMOID: "sigmoid"}[known]
+        raise BadModel(f"{header.name}: {header.arch}.expert_gating_func is not that of a {name} ({known})")
+
+
+def corrections(header: GgufHeader, first: int, name: str = "mlp.gate.e_score_correction_bias") -> dict[str, Recipe]:
+    """What is added to shares where experts are chosen, of the layers from `first` on."""
+    layers = range(first, header.layers)
+    return {f"model.layers.{layer}.{name}": Recipe((f"blk.{layer}.exp_probs_b.bias",)) for layer in layers}
+
+
+def drafting_layers(header: GgufHeader) -> int:
+    """How many layers at the end draft tokens, which nothing reads; they do not count as layers any more."""
+    count = header.integer("nextn_predict_layers", 0)
+    if not 0 <= count < header.layers:
+        raise BadModel(
+            f"{header.name}: {count} of {header.layers} layers draft tokens ({header.arch}.nextn_predict_layers)"
+        )
+    header.layers -= count
+    return count
+
+
+def unused_layers(header: GgufHeader, count: int) -> frozenset[str]:
+    """The tensors of so many layers behind the last."""
+    stems = tuple(f"blk.{layer}." for layer in range(header.layers, header.layers + count))
+    return frozenset(name for name in header.file.tensors if name.startswith(stems)) if stems else frozenset()
