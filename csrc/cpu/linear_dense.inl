@@ -100,9 +100,18 @@ void dense_columns(const LinearJob& job, const void* rows, std::int64_t stride, 
     }
 }
 
+#if defined(__AVX512F__)
+#include "linear_pairs.inl"
+#endif
+
 template <Format kFormat>
 void dense_rows(const LinearJob& job, std::int64_t row, std::int64_t end, float* scratch) {
     constexpr std::int64_t kSize = kFormat == Format::kF32 ? 4 : 2;
+#if defined(__AVX512F__)
+    if (job.columns >= kFewestPaired) {
+        row = paired_turn<kFormat>(job, row, end, scratch);
+    }
+#endif
     const std::int64_t stride = job.weight.stride, cols = job.weight.cols;
     const auto* base = static_cast<const char*>(job.weight.data);
     if (job.columns == 1) {
@@ -167,6 +176,11 @@ void linear(const LinearJob& job, std::int64_t first_row, std::int64_t end_row, 
 
 std::int64_t linear_scratch(const LinearJob& job) {
     if (job.weight.format < Format::kQ8) {
+#if defined(__AVX512F__)
+        if (job.columns >= kFewestPaired) {
+            return paired_scratch(job);
+        }
+#endif
         return 4 * job.weight.cols;
     }
     if (job.weight.rounding == Rounding::kBf16) {
