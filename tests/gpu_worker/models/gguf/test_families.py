@@ -189,7 +189,7 @@ def test_experts_of_which_some_are_in_floats_are_refused_with_the_scheme_that_ru
 
 
 def test_a_second_start_takes_the_converted_weights(converted, load, all_logits, tmp_path):
-    path = converted("olmo2")
+    path = converted("stablelm")
     first = all_logits(load(path), PROMPT)
     (kept,) = (tmp_path / "cache").glob("*.safetensors")
     written = kept.stat().st_mtime_ns
@@ -371,11 +371,11 @@ def test_a_setting_that_is_not_understood_and_a_lacking_tensor_are_named(name, m
 
 def test_what_has_no_place_or_another_shape_is_refused(converted, load):
     with pytest.raises(BadModel, match=r"1 tensors of .*\.gguf have no place in the model: blk\.0\.ffn_gate_inp"):
-        load(converted("olmo2", extra={"blk.0.ffn_gate_inp.weight": torch.ones(4, 32)}))
+        load(converted("stablelm", extra={"blk.0.ffn_gate_inp.weight": torch.ones(4, 32)}))
     with pytest.raises(BadModel, match=r"k_proj\.weight is \[14, 32\] and should be \[16, 32\]"):
-        load(converted("olmo2", lambda stored, x: x[:-2] if "blk.1.attn_k." in stored else x))
+        load(converted("stablelm", lambda stored, x: x[:-2] if "blk.1.attn_k." in stored else x))
     with pytest.raises(BadModel, match="in one tensor: convert it without --fuse-qkv"):
-        load(converted("olmo2", extra={"blk.0.attn_qkv.weight": torch.ones(64, 32)}))
+        load(converted("stablelm", extra={"blk.0.attn_qkv.weight": torch.ones(64, 32)}))
     with pytest.raises(BadModel, match=r"rope_freqs\.weight and .* do not tell how 32 dimensions turn"):
         load(converted("gemma4_text", lambda stored, x: x * 2 if stored == "rope_freqs.weight" else x))
     with pytest.raises(BadModel, match=r"per_layer_token_embd\.weight has 126 rows for 128 tokens"):
