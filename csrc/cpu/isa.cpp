@@ -130,10 +130,14 @@ std::vector<std::string> cpu_features() {
 }
 
 Isa best_isa() {
+    return highest_isa() == Isa::kAvx512Bf16 && !is_fast(Isa::kAvx512Bf16) ? Isa::kAvx512 : highest_isa();
+}
+
+bool is_fast(Isa isa) {
     // Intel's processors begin vdpbf16ps every second cycle on one port: with products of floats, on two ports, they
-    // are faster. Those of them without tiles are virtual ones whose hypervisor hides these.
-    static const bool in_floats = highest_isa() == Isa::kAvx512Bf16 && is_intel();
-    return in_floats ? Isa::kAvx512 : highest_isa();
+    // are faster.
+    static const bool intel = is_intel();
+    return isa != Isa::kAvx512Bf16 || !intel;
 }
 
 bool runs(Isa isa) { return isa <= highest_isa(); }

@@ -42,6 +42,9 @@ const Kernels* best_table() {
         if (table.isa > best_isa() || table.isa == Isa::kEmulated) {
             continue;
         }
+        if (best != nullptr && best->isa == Isa::kAvx512 && !is_fast(table.isa)) {
+            continue;
+        }
         const Kernels* found = table.get();
         // A processor or a hypervisor that is wrong about tiles must cost speed, not tokens.
         if (table.isa != Isa::kAmx || agree(*found, *best)) {

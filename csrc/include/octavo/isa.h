@@ -24,6 +24,9 @@ Isa best_isa();
 // Whether this machine runs a level: those below the fastest one, and sometimes one above.
 bool runs(Isa isa);
 
+// Whether the level is not slower here than the one below it.
+bool is_fast(Isa isa);
+
 // "emulated", "generic", "avx2", "avx512", "avx512_bf16" or "amx": the name shown in logs and by `octavo doctor`.
 const char* isa_name(Isa isa);
 

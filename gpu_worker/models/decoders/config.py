@@ -107,7 +107,9 @@ class LlamaConfig:
         return replace(self, context_tokens=min(self.context_tokens, context_tokens or self.context_tokens))
 
     def rounded_to(self, dtype: torch.dtype) -> "LlamaConfig":
-        """This model with the scale of embeddings as Transformers rounds it before it multiplies."""
+        """This model with the scale of embeddings as Transformers rounds it before it multiplies, of Gemma alone."""
+        if not self.norm_offset:
+            return self
         return replace(self, embedding_scale=torch.tensor(self.embedding_scale, dtype=dtype).item())
 
     @classmethod
@@ -209,7 +211,7 @@ def _rotated(config: Mapping[str, Any], windows: tuple[int, ...]) -> tuple[bool,
     """In which layers positions are encoded."""
     if config.get("model_type") in ("exaone4", "exaone_moe") and config.get("sliding_window"):
         return tuple(window > 0 for window in windows)
-    no_rope = config.get("no_rope_layers") or [1] * len(windows)
+    no_rope = (config.get("no_rope_layers") if config.get("model_type") == "smollm3" else None) or [1] * len(windows)
     return tuple(bool(no_rope[layer]) for layer in range(len(windows)))
 
 
@@ -235,7 +237,7 @@ def _variations(config: Mapping[str, Any]) -> dict[str, Any]:
     return gemma | {
         "norms": AROUND,
         "query_scalar": float(config["query_pre_attn_scalar"]),
-        "attention_cap": float(config.get("attn_logit_softcapping") or 0),
+        "attention_cap": float(config.get("attn_logit_softcapping") or 0) if family == "gemma2" else 0.0,
         "logit_cap": float(config.get("final_logit_softcapping") or 0),
     }
 
@@ -272,7 +274,8 @@ def _window(config: Mapping[str, Any], layer: int) -> int:
     """How many keys a query of `layer` sees; 0: all. Each family of models has its own switch for it."""
     window = int(config.get("sliding_window") or 0)
     family = config.get("model_type")
-    if family in (*LLAMAS, "minimax_m2") or not config.get("use_sliding_window", family in ALWAYS_WINDOWED):
+    is_windowed = family in PERIODS or config.get("use_sliding_window", family in ALWAYS_WINDOWED)
+    if family in (*LLAMAS, "minimax_m2") or not is_windowed:
         return 0
     kinds = config.get("layer_types")
     if family in ("mistral", "mixtral", "phi3"):

@@ -12,7 +12,7 @@ from gpu_worker.models.checkpoint.weights import FLOATS, BlockSource
 from gpu_worker.models.gguf.families import read_family
 from gpu_worker.models.gguf.header import GgufHeader
 from gpu_worker.models.gguf.held_blocks import held_blocks
-from gpu_worker.models.gguf.recipes import Join, Recipe
+from gpu_worker.models.gguf.recipes import Family, Join, Recipe
 from gpu_worker.models.gguf.tensors import KERNELS, ROPE_FACTORS, GgufSource, architecture, dequantize, read_config
 from gpu_worker.models.gguf.through_transformers import RecipeSource, check_tensors, rope_factors
 from octavo.model_files.gguf import GgufFile, TensorInfo, TensorType
@@ -33,16 +33,24 @@ def source_of(file: GgufFile) -> tuple[Mapping[str, Any], BlockSource]:
         return read_config(file), GgufSource(file)
     family = read_family(GgufHeader(file, arch))
     check_tensors(file, family)
-    config, factors = dict(family.config), rope_factors(file, family)
-    if factors is not None:
-        config["rope_parameters"] = _divided(config["rope_parameters"], factors.tolist())
-    return config, RecipeSource(file, family)
+    return _config(file, family), RecipeSource(file, family)
 
 
-def _divided(rope: Mapping[str, Any], factors: list[float]) -> Mapping[str, Any]:
+def _config(file: GgufFile, family: Family) -> dict[str, Any]:
+    """What config.json says, with the factors of positions that the file has as a tensor."""
+    factors = rope_factors(file, family)
+    if factors is None:
+        return dict(family.config)
+    return {**family.config, "rope_parameters": _divided(file, family.config["rope_parameters"], factors.tolist())}
+
+
+def _divided(file: GgufFile, rope: Mapping[str, Any], factors: list[float]) -> Mapping[str, Any]:
     """These positions, of layers that see all keys, with frequencies divided by factors."""
     if (far := rope.get("full_attention")) is not None:
-        return {**rope, "full_attention": _divided(far, factors)}
+        return {**rope, "full_attention": _divided(file, far, factors)}
+    if rope.get("rope_type", "default") != "default":
+        arch = architecture(file)
+        raise BadModel(f"{file.path.name} scales positions by {ROPE_FACTORS} and by {arch}.rope.scaling")
     return {**rope, "rope_type": "factors", "factors": factors}
 
 
@@ -60,7 +68,7 @@ class ExpertGgufSource:
 
     def __init__(self, file: GgufFile) -> None:
         family = read_family(GgufHeader(file, architecture(file)))
-        self.config: dict[str, Any] = {**family.config, "eos_token_id": sorted(end_token_ids(file.metadata))}
+        self.config: dict[str, Any] = {**_config(file, family), "eos_token_id": sorted(end_token_ids(file.metadata))}
         self._file = file
         self._places = {name: TensorPlace(recipe.of[0], recipe.join) for name, recipe in _whole(family.recipes).items()}
         self._mxfp4: dict[str, str] = {}  # how stored tensors in MXFP4 are kept

@@ -5,17 +5,12 @@ the same step, which then waits until the system has cleared them all, and on a 
 them (1 GB/s).
 """
 
-import ctypes
-import os
 import threading
 from collections.abc import Callable
-from contextlib import suppress
 
 from torch import Tensor
 
 HUGE_PAGE = 2 << 20
-CLOSE_RANGE_UNSHARE = 2
-ALL_FILES = (ctypes.c_uint(0), ctypes.c_uint(0xFFFFFFFF))
 
 
 class PagesAhead:
@@ -27,7 +22,7 @@ class PagesAhead:
     """
 
     def __init__(self, arena: Tensor, populate: Callable[[Tensor, int, int], None]) -> None:
-        """`populate` is the extension's `populate_blocks`."""
+        """`populate` is the extension's `populate_blocks`, which has a thread of that priority of its own."""
         self._arena = arena
         self._populate = populate
         block_bytes = arena.stride(1) * arena.element_size() if arena.numel() else HUGE_PAGE
@@ -56,13 +51,5 @@ class PagesAhead:
                 self._end = self._arena.shape[1]
 
     def _run(self, first: int, end: int) -> None:
-        """Has no files: connections of a killed process break when the last thread with files has ended.
-
-        On a busy machine one of the lowest priority ends seconds after the others, and they are how a death is noticed.
-        """
-        with suppress(AttributeError):  # a C library before 2.34
-            ctypes.CDLL(None).close_range(*ALL_FILES, ctypes.c_int(CLOSE_RANGE_UNSHARE))
-        with suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
         self._populate(self._arena, first, end)
         self._is_idle.set()

@@ -195,17 +195,20 @@ def test_a_second_start_takes_the_converted_weights(converted, load, all_logits,
     assert difference(all_logits(load(path, dtype="bfloat16"), PROMPT), first) < 0.1
 
 
-def test_factors_divide_frequencies(made, converted, load, all_logits):
+@pytest.mark.parametrize("name", ["exaone4-unwindowed", "mixtral"])
+def test_factors_divide_frequencies(made, converted, load, all_logits, name):
     """llama.cpp stores Llama 3's scaling so. Factors of 2 everywhere are linear scaling by 2."""
-    name = "exaone4-unwindowed"
     model = transformers.AutoModelForCausalLM.from_pretrained(made(name).directory).eval()
     model.model.rotary_emb.inv_freq /= 2
     with torch.inference_mode():
         expected = model(torch.tensor([PROMPT]), use_cache=False).logits[0]
-    factors = {"rope_freqs.weight": torch.full((4,), 2.0)}
+    factors = {"rope_freqs.weight": torch.full((len(model.model.rotary_emb.inv_freq),), 2.0)}
     assert difference(all_logits(load(converted(name, extra=factors)), PROMPT), expected) < 1e-4
     with pytest.raises(BadModel, match="3 factors of rotary positions"):
         load(converted(name, extra={"rope_freqs.weight": torch.full((3,), 2.0)}))
+    scaled = {"rope.scaling.type": "linear", "rope.scaling.factor": 2.0}
+    with pytest.raises(BadModel, match=r"scales positions by rope_freqs\.weight and by .*\.rope\.scaling"):
+        load(converted(name, more=scaled, extra=factors))
 
 
 def test_latent_attention_is_read_whole_as_early_files_have_it_and_layers_that_draft_are_not(
