@@ -78,9 +78,14 @@ def write_values(directory: Path, target: Path, values: dict[str, Tensor]) -> Pa
 
 
 def write_bare(
-    path: Path, arch: str, layers: int, shapes: dict[str, tuple[int, ...]], **settings: int | list[int]
+    path: Path,
+    arch: str,
+    layers: int,
+    shapes: dict[str, tuple[int, ...]],
+    kind: str = "F32",
+    **settings: int | list[int],
 ) -> Path:
-    """A file that says little: four heads of 32, of 64 numbers. Its tensors have these shapes, and are zeros."""
+    """A file that says little: four heads of 32, of 64 numbers. Its tensors have these shapes and type, and are 0."""
     writer = gguf.GGUFWriter(path, arch)
     sizes = {"block_count": layers, "context_length": 8192, "embedding_length": 64, "feed_forward_length": 64}
     heads = {"attention.head_count": 4, "attention.key_length": 32, "attention.value_length": 32}
@@ -88,7 +93,8 @@ def write_bare(
         (writer.add_array if isinstance(value, list) else writer.add_uint32)(f"{arch}.{key}", value)
     writer.add_layer_norm_rms_eps(1e-6)
     for name, shape in shapes.items():
-        writer.add_tensor(f"{name}.weight", np.zeros(shape, np.float32))
+        own = gguf.GGMLQuantizationType[kind]
+        writer.add_tensor(f"{name}.weight", quantize(np.zeros(shape, np.float32), own), raw_dtype=own)
     finish(writer)
     return path
 

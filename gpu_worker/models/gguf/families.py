@@ -4,7 +4,6 @@ Where a file is silent, a setting is what llama.cpp takes it for, or what all pu
 """
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 
@@ -27,7 +26,16 @@ from gpu_worker.models.gguf.recipes import (
     turned_as_llama,
 )
 from gpu_worker.models.gguf.recurrent import RECURRENT
-from gpu_worker.models.gguf.settings import SIGMOID, check_gating, common, corrections, drafting_layers, experts, rms
+from gpu_worker.models.gguf.settings import (
+    SIGMOID,
+    check_gating,
+    common,
+    corrections,
+    drafting_layers,
+    experts,
+    granite_scales,
+    rms,
+)
 from gpu_worker.models.gguf.tensors import IGNORED_OF_PICTURES
 from octavo.request.errors import BadModel
 
@@ -137,17 +145,8 @@ def _olmo2(header: GgufHeader) -> Family:
     return Family(config, named_recipes(header, {**LLAMA, **NORMED_OUTPUTS}))
 
 
-def _granite_scales(header: GgufHeader) -> dict[str, Any]:
-    return {
-        "embedding_multiplier": header.number("embedding_scale", 1.0) or 1.0,
-        "residual_multiplier": header.number("residual_scale", 1.0) or 1.0,
-        "attention_multiplier": header.number("attention.scale", 0.0) or header.head_dim**-0.5,
-        "logits_scaling": header.number("logit_scale"),
-    }
-
-
 def _granite(header: GgufHeader) -> Family:
-    config = common(header, "granite", **rms(header), **_granite_scales(header)) | {
+    config = common(header, "granite", **rms(header), **granite_scales(header)) | {
         "intermediate_size": header.inner_size(),
         "attention_bias": header.has("blk.0.attn_q.bias"),
         "mlp_bias": header.has("blk.0.ffn_down.bias"),
@@ -156,7 +155,7 @@ def _granite(header: GgufHeader) -> Family:
 
 
 def _granitemoe(header: GgufHeader) -> Family:
-    config = common(header, "granitemoe", **rms(header), **_granite_scales(header), **experts(header)) | {
+    config = common(header, "granitemoe", **rms(header), **granite_scales(header), **experts(header)) | {
         "intermediate_size": header.inner_size("ffn_down_exps")
     }
     recipes = named_recipes(

@@ -23,6 +23,15 @@ def rms(header: GgufHeader) -> dict[str, Any]:
     return {"rms_norm_eps": header.number("attention.layer_norm_rms_epsilon")}
 
 
+def granite_scales(header: GgufHeader) -> dict[str, Any]:
+    return {
+        "embedding_multiplier": header.number("embedding_scale", 1.0) or 1.0,
+        "residual_multiplier": header.number("residual_scale", 1.0) or 1.0,
+        "attention_multiplier": header.number("attention.scale", 0.0) or header.head_dim**-0.5,
+        "logits_scaling": header.number("logit_scale", 1.0) or 1.0,
+    }
+
+
 def experts(header: GgufHeader, layer: int = 0) -> dict[str, Any]:
     return dict(zip(("num_local_experts", "num_experts_per_tok"), header.experts(layer), strict=True))
 

@@ -47,7 +47,10 @@ EMBEDDINGS = ("embed_tokens.weight", "token_embd.weight")  # of which a token re
 HEAD = re.compile(r"(.*\.)?lm_head\.weight|output\.weight")
 # Tensors of the text of a model that reads more, which alone is loaded (gpu_worker/models/text_part.py).
 OF_TEXT = re.compile(r"(model\.)?(language_model|text_model)\..+|lm_head\..+")
-CHOOSING = re.compile(r".*\.(gate|router|shared_expert_gate|wg|gating)\.weight")  # of experts: stay in floats
+# What chooses experts, and matrices that others multiply with, stay in floats where Transformers' code runs.
+NOT_ROUNDED = re.compile(r".*\.(gate|router|shared_expert_gate|wg|gating|dt_proj|kv_b_proj)\.weight")
+DECODED = re.compile(r".*\.(attn_(k|v|kv)_b|ssm_dt)\.weight")  # of these, what GGUF files call otherwise
+RECURRENT = re.compile(r"(blk\.\d+)\.(ssm_|shortconv\.).*")
 LEAST_ROWS = 16  # of a matrix that is rounded
 COLUMNS = 32  # it has a multiple of
 CODES = ("qweight", "weight_packed")  # names end so where numbers share words of 32 bits
@@ -187,12 +190,16 @@ def _of_file(path: Path) -> ModelSize:
         kv_heads = _most(metadata, f"{kind}.attention.head_count_kv", heads)
         width = metadata.integer(f"{kind}.attention.key_length", 0)
         width = width or (metadata.integer(f"{kind}.embedding_length", 0) // heads if heads else 0)
+        if rank := metadata.integer(f"{kind}.attention.kv_lora_rank", 0):  # one vector for all heads
+            kv_heads, width = 1, rank + metadata.integer(f"{kind}.rope.dimension_count", 0)
         count, top = (metadata.integer(f"{kind}.expert_{what}", 0) for what in ("count", "used_count"))
-        decoded = [each for each in tensors if runs_through_transformers(file) and _is_stack(each)]
+        kept = _kept_by_transformers if runs_through_transformers(file) else _kept
+        recurrent = {match[1] for match in map(RECURRENT.fullmatch, file.tensors) if match}
+        without_keys = sum(f"{layer}.attn_k.weight" not in file.tensors for layer in recurrent)
         return ModelSize(
-            [SizedTensor(each.name, prod(each.shape), 4.0 if each in decoded else _kept(each)) for each in tensors],
+            [SizedTensor(each.name, prod(each.shape), kept(each)) for each in tensors],
             [AS_THEY_ARE],
-            slots=2 * metadata.integer(f"{kind}.block_count", 0) * kv_heads * width,
+            slots=2 * (metadata.integer(f"{kind}.block_count", 0) - without_keys) * kv_heads * width,
             asked=top / count if count else 1.0,
         )
 
@@ -204,9 +211,11 @@ def _most(metadata: Metadata, key: str, default: int) -> int:
     return metadata.integer(key, default)
 
 
-def _is_stack(tensor: TensorInfo) -> bool:
-    """Whether it is the experts of a layer, which only octavo's own decoders multiply as they are."""
-    return len(tensor.shape) == 3
+def _kept_by_transformers(tensor: TensorInfo) -> float:
+    """As octavo's own decoders keep it, but that blocks of MXFP4 are rounded, and floats have 32 bits."""
+    if tensor.type in FLOATS or DECODED.fullmatch(tensor.name):
+        return 4.0
+    return Q8 if tensor.type == TensorType.MXFP4 else _kept(tensor)
 
 
 def _kept(tensor: TensorInfo) -> float:
@@ -254,7 +263,7 @@ def _sized(name: str, header: dict[str, Any], config: dict[str, Any], packs: boo
         return SizedTensor(name, numbers * 32 // bits if in_words else numbers, kept if is_kept else 4.0)
     shape = header["shape"]
     rounds = packs or (
-        len(shape) == 2 and shape[0] >= LEAST_ROWS and not (shape[1] % COLUMNS or CHOOSING.fullmatch(name))
+        len(shape) == 2 and shape[0] >= LEAST_ROWS and not (shape[1] % COLUMNS or NOT_ROUNDED.fullmatch(name))
     )
     return SizedTensor(name, numbers, 2.0 if packs and header["dtype"] in ("BF16", "F16") else 4.0, rounds)
 

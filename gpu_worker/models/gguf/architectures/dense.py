@@ -1,6 +1,7 @@
 """How GGUF files of further models without experts become models of Transformers."""
 
 from collections.abc import Mapping, Sequence
+from math import isclose
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ APERTUS = {**LLAMA, "attn_norm": "attention_layernorm", "ffn_norm": "feedforward
 PHI = {"attn_norm": "input_layernorm", "attn_output": "self_attn.dense", "ffn_up": "mlp.fc1", "ffn_down": "mlp.fc2"}
 PHI |= {stored: LLAMA[stored] for stored in ("attn_q", "attn_k", "attn_v")}
 XIELU = ("alpha_p", "alpha_n", "beta", "eps")
+OLMO_EPSILON = 1e-5  # of all OLMo 1, whose configurations have none
 
 
 def _read_arcee(header: GgufHeader) -> Family:
@@ -41,6 +43,12 @@ def _read_nemotron(header: GgufHeader) -> Family:
 
 
 def _read_olmo(header: GgufHeader) -> Family:
+    epsilon = header.number("attention.layer_norm_epsilon", OLMO_EPSILON)
+    if not isclose(epsilon, OLMO_EPSILON, rel_tol=1e-6):
+        raise BadModel(
+            f"{header.name}: olmo.attention.layer_norm_epsilon is {epsilon:g}: "
+            f"use a file of an OLMo 1, all of which have {OLMO_EPSILON:g}"
+        )
     config = common(header, "olmo", **_biases(header), intermediate_size=header.inner_size())
     config |= {"clip_qkv": header.number("attention.clamp_kqv", 0.0) or None}
     return Family(config, named_recipes(header, LLAMA, turned_as_llama(header)))

@@ -16,6 +16,7 @@ from gpu_worker.models.gguf.recipes import (
     named_recipes,
     turned_as_llama,
 )
+from gpu_worker.models.gguf.settings import granite_scales
 from octavo.request.errors import BadModel
 
 NORMS = {"attn_norm": "input_layernorm", "ffn_norm": "pre_ff_layernorm"}
@@ -50,10 +51,7 @@ def read_granitehybrid(header: GgufHeader) -> Family:
         "layer_types": ["full_attention" if keys else "linear_attention" for keys in header.kv_head_counts],
         "position_embedding_type": None,
         "attention_bias": header.has(f"blk.{header.first_attending}.attn_q.bias"),
-        "embedding_multiplier": header.number("embedding_scale", 1.0) or 1.0,
-        "residual_multiplier": header.number("residual_scale", 1.0) or 1.0,
-        "attention_multiplier": header.number("attention.scale", 0.0) or header.head_dim**-0.5,
-        "logits_scaling": header.number("logit_scale", 1.0) or 1.0,
+        **granite_scales(header),
         "num_local_experts": count,
         "num_experts_per_tok": used,
         "intermediate_size": header.inner_size("ffn_down_exps" if sparse else down),

@@ -1,7 +1,4 @@
-"""GGUF files of architectures that run through Transformers say what Transformers says of the model they came from.
-
-ERNIE is here because it comes from the same converter; it runs as a Llama.
-"""
+"""GGUF files say what Transformers says of the model they came from, through it and on octavo's own decoders."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -264,8 +261,10 @@ def test_a_silent_file_is_what_llama_cpp_takes_it_for(made, altered, converted, 
     windows = {"rope.freq_base_swa": None, "attention.sliding_window_pattern": None}
     for name in ("gemma3", "exaone4", "olmo3"):
         assert difference(all_logits(load(converted(name, more=windows)), PROMPT), made(name).logits(PROMPT)) < 1e-4
-    silent = converted("granite", more=dict.fromkeys(("attention.scale", "embedding_scale", "residual_scale")))
+    unsaid = ("attention.scale", "embedding_scale", "logit_scale", "residual_scale")
+    silent = converted("granite", more=dict.fromkeys(unsaid))
     scales = {"attention_multiplier": 8**-0.5, "embedding_multiplier": 1.0, "residual_multiplier": 1.0}
+    scales["logits_scaling"] = 1.0
     plain = load(altered("gguf granite", **scales))
     assert difference(all_logits(load(silent), PROMPT), all_logits(plain, PROMPT)) < 1e-5
 
@@ -360,6 +359,7 @@ def test_ministral_runs_as_far_as_its_queries_are_not_scaled(converted, load):
         ("ernie4_5_moe", {"expert_shared_count": 3}, "the 3 experts that all tokens ask have 64 rows together"),
         ("hunyuan_v1_moe", {"expert_weights_scale": 2.0}, r"know, .*: hunyuan-moe\.expert_weights_scale"),
         ("exaone_moe", {"expert_shared_count": 2}, "the 2 experts that all tokens ask have 32 rows together"),
+        ("olmo", {"attention.layer_norm_epsilon": 1e-6}, r"olmo\.attention\.layer_norm_epsilon is 1e-06"),
         ("nemotron", {"rope.dimension_count": 9}, "turns 9 of 8 dimensions of a head"),
         ("gpt_neox", {"attention.head_count_kv": 2}, r"attn_qkv\.weight' is \(96, 32\), the header says 64 x 32"),
         ("minicpm3-long", "rope_factors_short.weight", r"no tensor 'rope_factors_short\.weight'"),

@@ -5,6 +5,7 @@ import json
 import pytest
 from gguf_models import write_bare
 
+from gpu_worker.models.packed.packed_linear import CHOOSING, READ_BY_OTHERS
 from octavo.cli.doctor import model_size
 
 CONFIG = {"model_type": "llama", "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 64}
@@ -60,6 +61,10 @@ def test_layers_of_other_models_may_be_rounded(tmp_path):
     shapes |= {"layers.0.gate.weight": [256, 1024], "layers.0.odd.weight": [256, 1024 + 8]}
     detail = model_size.size(write_folder(tmp_path, CONFIG | {"model_type": "opt"}, shapes)).detail
     assert "weights take 10 MiB, 5 MiB with --dtype bfloat16, 4 MiB with --quantization q8, 4 MiB with" in detail
+    for name in CHOOSING | READ_BY_OTHERS:
+        shapes = {f"layers.0.self_attn.{name}.weight": [1024, 1024]}
+        detail = model_size.size(write_folder(tmp_path, CONFIG | {"model_type": "opt"}, shapes)).detail
+        assert "4 MiB with --quantization q8, 4 MiB with --quantization q4" in detail, name
 
 
 def test_of_a_model_that_reads_more_the_text_alone_counts(tmp_path):
@@ -130,6 +135,25 @@ def test_of_layers_with_different_keys_the_one_with_most_counts(tmp_path):
     heads = {"attention.head_count_kv": [1, 4, 1]}
     path = write_bare(tmp_path / "x.gguf", "gemma4", 3, {"token_embd": (64, 64)}, **heads)
     assert "keys and values 3 KiB a token" in model_size.size(str(path)).detail
+
+
+def test_experts_of_a_file_through_transformers_are_kept_as_they_are(tmp_path):
+    """Beside them, what makes keys and values of a latent is in floats, and blocks of MXFP4 are rounded."""
+    shapes = {"token_embd": (64, 64), "blk.0.ffn_up_exps": (8, 1024, 1024), "blk.0.attn_k_b": (4, 512, 512)}
+    latents = {"attention.kv_lora_rank": 96, "rope.dimension_count": 32, "attention.head_count_kv": 4}
+    for kind, held in (("Q8_0", 13), ("MXFP4", 13), ("Q4_0", 9), ("F16", 36)):
+        path = write_bare(tmp_path / f"{kind}.gguf", "deepseek2", 2, shapes, kind, **latents)
+        detail = model_size.size(str(path)).detail
+        assert f"weights take {held} MiB; keys and values 2 KiB a token" in detail, kind
+
+
+@pytest.mark.parametrize(("recurrent", "attends", "kib"), [(3, False, 1), (3, True, 4), (4, False, 0)])
+def test_layers_of_a_file_that_are_recurrent_alone_have_no_keys(recurrent, attends, kib, tmp_path):
+    shapes = {f"blk.{layer}.ssm_out": (64, 64) for layer in range(recurrent)}
+    shapes |= {f"blk.{layer}.attn_k": (32, 64) for layer in range(4) if attends or layer >= recurrent}
+    path = write_bare(tmp_path / "x.gguf", "falcon-h1", 4, shapes, **{"attention.head_count_kv": 4})
+    detail = model_size.size(str(path)).detail
+    assert f"keys and values {kib} KiB a token" in detail if kib else "keys and values" not in detail
 
 
 @pytest.mark.parametrize("content", [b"", b"GGUF", b"\xff" * 8, (1 << 62).to_bytes(8, "little")])
