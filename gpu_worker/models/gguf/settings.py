@@ -42,6 +42,12 @@ def check_gating(header: GgufHeader, known: int) -> None:
         raise BadModel(f"{header.name}: {header.arch}.expert_gating_func is not that of a {name} ({known})")
 
 
+def check_shared(header: GgufHeader, count: int, inner: int, layer: int) -> None:
+    """Experts that all tokens ask lie as one, of the rows of all: BadModel unless that one has them."""
+    if (rows := header.inner_size("ffn_down_shexp", layer)) != count * inner:
+        raise BadModel(f"{header.name}: the {count} experts that all tokens ask have {rows} rows together")
+
+
 def corrections(header: GgufHeader, first: int, name: str = "mlp.gate.e_score_correction_bias") -> dict[str, Recipe]:
     """What is added to shares where experts are chosen, of the layers from `first` on."""
     layers = range(first, header.layers)

@@ -16,6 +16,7 @@ from gpu_worker.models.gguf.recipes import LLAMA, Family, Join, Reader, Recipe, 
 from gpu_worker.models.gguf.settings import (
     SIGMOID,
     SOFTMAX,
+    check_shared,
     corrections,
     drafting_layers,
     experts,
@@ -119,8 +120,7 @@ def _mixture(header: GgufHeader, first: int) -> dict[str, Any]:
         )
     groups = header.integer("expert_group_count", 1)
     inner, count = header.inner_size("ffn_down_exps", first), header.integer("expert_shared_count")
-    if (shared := header.inner_size("ffn_down_shexp", first)) != count * inner:
-        raise BadModel(f"{header.name}: the {count} experts that all tokens ask have {shared} rows together")
+    check_shared(header, count, inner, first)
     return experts(header, first) | {
         "model_type": "deepseek_v3" if gating == SIGMOID else "deepseek_v2",
         "n_routed_experts": header.integer("expert_count"),

@@ -9,6 +9,7 @@ from gpu_worker.models.gguf.settings import (
     SIGMOID,
     SOFTMAX,
     check_gating,
+    check_shared,
     common,
     corrections,
     drafting_layers,
@@ -55,8 +56,8 @@ def _read_ernie4_5_moe(header: GgufHeader) -> Family:
         raise BadModel(f"{header.name}: no layer has experts ({header.arch}.leading_dense_block_count)")
     found, inner = experts(header, mixed[0]), header.inner_size("ffn_down_exps", mixed[0])
     shared = header.integer("expert_shared_count", 0)
-    if shared and (rows := header.inner_size("ffn_down_shexp", mixed[0])) != shared * inner:
-        raise BadModel(f"{header.name}: the {shared} experts that all tokens ask have {rows} rows together")
+    if shared:
+        check_shared(header, shared, inner, mixed[0])
     config = common(header, "ernie4_5_moe", **rms(header)) | {
         "intermediate_size": header.inner_size() if mixed[0] else inner,
         "moe_num_experts": found["num_local_experts"],
@@ -81,9 +82,8 @@ def _read_afmoe(header: GgufHeader) -> Family:
         raise BadModel(f"{header.name}: its shares do not sum to one ({header.arch}.expert_weights_norm)")
     first, window = header.integer("leading_dense_block_count", 0), header.integer("attention.sliding_window", 0)
     found, inner = experts(header, first), header.inner_size("ffn_down_exps", first)
-    count, rows = header.integer("expert_shared_count"), header.inner_size("ffn_down_shexp", first)
-    if rows != count * inner:
-        raise BadModel(f"{header.name}: the {count} experts that all tokens ask have {rows} rows together")
+    count = header.integer("expert_shared_count")
+    check_shared(header, count, inner, first)
     config = common(header, "afmoe", **rms(header)) | {
         "intermediate_size": header.inner_size() if first else inner,
         "moe_intermediate_size": inner,
@@ -108,9 +108,8 @@ def _read_exaone_moe(header: GgufHeader) -> Family:
     check_gating(header, SIGMOID)
     first, window = header.integer("leading_dense_block_count", 0), header.integer("attention.sliding_window")
     found, inner = experts(header, first), header.inner_size("ffn_down_exps", first)
-    count, rows = header.integer("expert_shared_count", 1), header.inner_size("ffn_down_shexp", first)
-    if rows != count * inner:
-        raise BadModel(f"{header.name}: the {count} experts that all tokens ask have {rows} rows together")
+    count = header.integer("expert_shared_count", 1)
+    check_shared(header, count, inner, first)
     config = common(header, "exaone_moe", **rms(header)) | {
         "intermediate_size": header.inner_size() if first else inner,
         "moe_intermediate_size": inner,

@@ -8,9 +8,9 @@ from torch import Tensor
 from gpu_worker.models.gguf.header import GgufHeader
 from gpu_worker.models.gguf.positions import rope_parameters
 from gpu_worker.models.gguf.recipes import LLAMA, Family, Recipe, expert_recipes, named_recipes
+from gpu_worker.models.gguf.settings import SIGMOID, check_gating
 from octavo.request.errors import BadModel
 
-SIGMOID = 2  # what llama.cpp calls a router whose shares are sigmoids
 INNER = {
     **{f"attn_{part}": LLAMA[f"attn_{part}"] for part in ("q", "k", "v")},
     "attn_norm": "operator_norm",
@@ -34,8 +34,7 @@ def read_lfm2(header: GgufHeader) -> Family:
 
 
 def read_lfm2moe(header: GgufHeader) -> Family:
-    if header.integer("expert_gating_func", SIGMOID) != SIGMOID:
-        raise BadModel(f"{header.name}: lfm2moe.expert_gating_func is not that of a sigmoid ({SIGMOID})")
+    check_gating(header, SIGMOID)
     first = header.integer("leading_dense_block_count", 0)
     if not 0 <= first < header.layers:
         raise BadModel(f"{header.name}: {first} of {header.layers} layers have no experts (leading_dense_block_count)")
