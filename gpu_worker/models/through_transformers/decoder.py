@@ -25,6 +25,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from gpu_worker.models.checkpoint.weights import ReadTensors
 from gpu_worker.models.decoders.decoder import Decoder, common_window
+from gpu_worker.models.layer_programs.programs import LayerPrograms, programs_of
 from gpu_worker.models.packed.packed_linear import LayerPacking
 from gpu_worker.models.packed.packed_weights import PackedWeights
 from gpu_worker.models.through_transformers.checks import (
@@ -142,6 +143,7 @@ class TransformersDecoder(Decoder):
     auto_model: Any = AutoModelForCausalLM
     attention: str | Mapping[str, str] = IMPLEMENTATION
     packed: PackedWeights | None = None  # of layers that are not torch's
+    programs: LayerPrograms | None = None  # of the extension, which its layers are in steps
 
     def __init__(self, model: nn.Module, ops: Ops, device: torch.device) -> None:
         self._model = model
@@ -334,6 +336,9 @@ class TransformersDecoder(Decoder):
         elif self.state.parts:
             step.states = StepStates(batch, BlockStates(self.state, kv[self.num_layers :]), kv[0].shape[3])
         token = _current.set(step)
+        runs_programs = self.programs is not None and bool(kv) and self.programs.begin(batch, kv)
+        if runs_programs and step.states:
+            step.states.keep_elsewhere()
         try:
             with (
                 compressed(self._model),
@@ -342,6 +347,8 @@ class TransformersDecoder(Decoder):
                 yield step
         finally:
             _current.reset(token)
+            if self.programs is not None:
+                self.programs.end()
 
     @torch.inference_mode()
     def _probe(self, config: Any) -> tuple[int, int, int]:
@@ -365,6 +372,8 @@ class TransformersDecoder(Decoder):
             reason = "they have been run on CPUs alone so far: say cpu"
             raise InvalidArgument("device", f"{self.name}: its layers have keys of several shapes, and {reason}")
         self._places.update((layer, place) for place, layer in enumerate(found))
+        heads = {layer: step.shapes[layer] for layer in found}
+        self.programs = programs_of(self._model, self._ops, self.state, heads)
         check_windows(self.name, config, step.windows, step.masked)
         if not self.state.parts:  # a state lies in the block of the last token: all blocks are kept with it
             self.window = common_window(step.windows.values())
