@@ -42,9 +42,10 @@ void bind_layer_program(py::module_& module) {
                const TensorRef& slots) { room.begin({cu_q, seq_lens, block_tables}, slots); },
             "cu_q"_a, "seq_lens"_a, "block_tables"_a, "slots"_a);
     using P = LayerProgram;
-    py::class_<P>(module, "LayerProgram",
-                  "Operations on the numbers of each token, one after another. A slice is (at, apart, first, count); the "
-                  "caller keeps tensors and weights.")
+    py::class_<P>(
+        module, "LayerProgram",
+        "Operations on the numbers of each token, one after another. A slice is (at, apart, first, count); the "
+        "caller keeps tensors and weights.")
         .def(py::init<std::int64_t, std::int64_t>(), "hidden"_a, "width"_a)
         .def(
             "norm",
@@ -70,8 +71,7 @@ void bind_layer_program(py::module_& module) {
         .def(
             "scale", [](P& p, const Given& to, const TensorRef& by) { p.scale(slice(to), by); }, "to"_a, "by"_a)
         .def(
-            "add",
-            [](P& p, const Given& to, const Given& from, float times) { p.add(slice(to), slice(from), times); },
+            "add", [](P& p, const Given& to, const Given& from, float times) { p.add(slice(to), slice(from), times); },
             "to"_a, "from_"_a, "times"_a)
         .def(
             "take",
@@ -81,8 +81,9 @@ void bind_layer_program(py::module_& module) {
             "to"_a, "from_"_a, "indices"_a)
         .def(
             "linear",
-            [](P& p, const Given& to, const Given& from, const Weight& weight, const TensorRef& bias,
-               bool accumulate) { p.linear(slice(to), slice(from), weight, bias, accumulate); },
+            [](P& p, const Given& to, const Given& from, const Weight& weight, const TensorRef& bias, bool accumulate) {
+                p.linear(slice(to), slice(from), weight, bias, accumulate);
+            },
             "to"_a, "from_"_a, "weight"_a, "bias"_a = py::none(), "accumulate"_a = false)
         .def(
             "convolve",

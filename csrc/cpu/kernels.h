@@ -135,14 +135,14 @@ struct RecurrenceJob {
     std::int64_t queries_apart, keys_apart, values_apart, decays_apart, rates_apart, out_apart;
 };
 
-// Channels of Mamba 1, each of which has `dim` numbers: a token fades them by exp(rates * step), adds keys * step * value,
-// and reads them by its queries; what is read has skip * value added. A token's numbers begin `..._apart` floats behind
-// those of the one before.
+// Channels of Mamba 1, each of which has `dim` numbers: a token fades them by exp(rates * step), adds keys * step *
+// value, and reads them by its queries; what is read has skip * value added. A token's numbers begin `..._apart` floats
+// behind those of the one before.
 struct ScanJob {
-    float *out, *state;             // [count], [count, dim]
-    const float *queries, *keys;    // [dim]
-    const float *values, *steps;    // [count]
-    const float *rates, *skips;     // [count, dim], [count]
+    float *out, *state;           // [count], [count, dim]
+    const float *queries, *keys;  // [dim]
+    const float *values, *steps;  // [count]
+    const float *rates, *skips;   // [count, dim], [count]
     std::int64_t tokens, count, dim;
     std::int64_t out_apart, queries_apart, keys_apart, values_apart, steps_apart;
 };
@@ -178,8 +178,8 @@ struct Kernels {
     // All tokens, for some heads whose matrices have one column, without a delta rule.
     void (*recur_lines)(const RecurrenceJob& job, std::int64_t first_head, std::int64_t end_head);
     void (*scan)(const ScanJob& job);
-    // out[i] = the sum over j, in that order, of seen[j][i] * taps[j * apart + i], and bias[i] unless it is null; silu of
-    // that if wanted.
+    // out[i] = the sum over j, in that order, of seen[j][i] * taps[j * apart + i], and bias[i] unless it is null; silu
+    // of that if wanted.
     void (*convolve)(const float* const* seen, const float* taps, std::int64_t apart, std::int64_t width,
                      const float* bias, bool silu, std::int64_t count, float* out);
     void (*sigmoid_mul)(const float* gate, const float* x, std::int64_t count, float* out);

@@ -192,9 +192,8 @@ void LayerProgram::linear(const Slice& to, const Slice& from, const Weight& weig
     const bool same = last_rounded_.count == from.count && overlap(last_rounded_, from) &&
                       last_rounded_.first == from.first && last_rounding_ == weight.rounding;
     if (weight.rounding != Rounding::kNone && !same) {
-        add_row([=](const Frame& f, std::int64_t t) {
-            round_inputs(weight, f.at(from, t), t, 0, weight.cols, f.inputs);
-        });
+        add_row(
+            [=](const Frame& f, std::int64_t t) { round_inputs(weight, f.at(from, t), t, 0, weight.cols, f.inputs); });
         last_rounded_ = from;
         last_rounding_ = weight.rounding;
         rounded_ = std::max(rounded_, weight.cols);

@@ -93,12 +93,11 @@ struct ProgramRoom::Inside {
     TensorRef slots;
     std::vector<ProgramPiece> pieces;
     std::vector<ProgramRun> runs;
-    std::vector<std::size_t> run_of;  // by token
+    std::vector<std::size_t> run_of;                             // by token
     std::map<std::array<std::int64_t, 4>, AttentionPlan> plans;  // of the step
     Buffer<float> memory;
     Buffer<InputBlock> digits;
     Buffer<Bf16Block> bf16;
-
 };
 
 // What operations of a program see in one thread.
@@ -118,9 +117,7 @@ struct LayerProgram::Frame {
         return memory + slice.at * room.tokens + token * slice.apart + slice.first;
     }
 
-    std::int64_t apart(const Slice& slice) const {
-        return slice.at == Slice::kStates ? states.stride[0] : slice.apart;
-    }
+    std::int64_t apart(const Slice& slice) const { return slice.at == Slice::kStates ? states.stride[0] : slice.apart; }
 };
 
 struct LayerProgram::Operation {

@@ -235,15 +235,15 @@ def test_a_program_refuses_what_lies_outside_or_is_not_there(kernels):
             getattr(program, name)(*given)
     program.convolve(here, STATES, taps, None, False, 64)
     states = draw(2, 1, 20)
-    with pytest.raises(error, match="^room: has no step"):
+    with pytest.raises(error, match=r"^room: has no step"):
         program.run(states, room)
     layers, count = [torch.zeros(2, 64, dtype=torch.uint8)], torch.tensor([0, 1], dtype=torch.int32)
     table, slots = torch.zeros(1, 1, dtype=torch.int32), torch.tensor([0])
-    with pytest.raises(error, match="^room: has no arena"):
+    with pytest.raises(error, match=r"^room: has no arena"):
         room.begin(count, count[1:], table, slots)
     room.use([], layers, 8)
     room.begin(count, count[1:], table, slots)
-    with pytest.raises(error, match="^room: lacks states"):
+    with pytest.raises(error, match=r"^room: lacks states"):
         program.run(states, room)
-    with pytest.raises(error, match="^states: are layers of several forms"):
+    with pytest.raises(error, match=r"^states: are layers of several forms"):
         room.use([], [layers[0], torch.zeros(2, 128, dtype=torch.uint8)], 8)

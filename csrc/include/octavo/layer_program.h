@@ -1,5 +1,6 @@
 // Layers of a hybrid model as a list of what they do with the numbers of each token: norms, products, convolutions,
-// recurrences, attention. One call runs it for the tokens of a step. gpu_worker/models/layer_programs writes such lists.
+// recurrences, attention. One call runs it for the tokens of a step. gpu_worker/models/layer_programs writes such
+// lists.
 #pragma once
 
 #include <cstdint>

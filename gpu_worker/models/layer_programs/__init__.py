@@ -1,1 +1,1 @@
-"""Layers of Transformers' hybrid models as programs of the extension: all that they do to a step's tokens in one call."""
+"""Layers of Transformers' hybrids as programs of the extension: what they do to a step's tokens, in one call."""

@@ -172,5 +172,3 @@ def _expect_silu(activation: Any) -> None:
     name = activation if isinstance(activation, str) else type(activation).__name__
     if name not in ("silu", "swish", "SiLU", "SiLUActivation"):
         raise UnknownLayer(f"the activation {name}")
-
-

@@ -185,7 +185,9 @@ class LayerPrograms:
         else:
             raise UnknownLayer(f"{name} is none that programs run")
 
-    def _forward(self, own: Callable[..., Any], steps: Sequence[Any], more_returned: tuple[None, ...] | None) -> Callable[..., Any]:
+    def _forward(
+        self, own: Callable[..., Any], steps: Sequence[Any], more_returned: tuple[None, ...] | None
+    ) -> Callable[..., Any]:
         def forward(hidden_states: Tensor, *args: Any, **more: Any) -> Any:
             if not self._runs:
                 return own(hidden_states, *args, **more)

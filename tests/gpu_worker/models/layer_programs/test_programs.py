@@ -64,7 +64,11 @@ def test_states_have_equal_bits_in_any_pieces_and_company(name, made, load):
             start = end
         assert torch.equal(torch.cat(found), whole)
     others = [list(range(10 + 7 * i, 17 + 7 * i)) for i in range(3)]
-    for spans in ([(0, 0, 20), (1, 0, 9), (2, 0, 33)], [(0, 20, 21), (1, 9, 10), (2, 33, 34)], [(0, 21, 50), (1, 10, 50)]):
+    for spans in (
+        [(0, 0, 20), (1, 0, 9), (2, 0, 33)],
+        [(0, 20, 21), (1, 9, 10), (2, 33, 34)],
+        [(0, 21, 50), (1, 10, 50)],
+    ):
         found = states_of(runner, spans, others).split([end - start for _, start, end in spans])
         for part, (_, start, end) in zip(found, spans, strict=True):
             assert torch.equal(part, whole[start:end])
