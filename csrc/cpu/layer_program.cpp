@@ -1,42 +1,11 @@
 #include "octavo/layer_program.h"
 
 #include <cmath>
-#include <functional>
 #include <utility>
 
 #include "program_room.h"
 
 namespace octavo {
-namespace {
-
-bool overlap(const Slice& a, const Slice& b) {
-    return a.at == b.at && a.first < b.first + b.count && b.first < a.first + a.count;
-}
-
-void as_wide(const Slice& slice, std::int64_t count, const char* name) {
-    require(slice.count == count, name, "has another width");
-}
-
-const float* floats(const TensorRef& tensor, std::int64_t count, const char* name) {
-    expect(tensor, name, {count}, DType::kF32);
-    return tensor.as<float>();
-}
-
-}  // namespace
-
-// What is done with the numbers of each token by themselves.
-struct LayerProgram::OnRows : Operation {
-    std::vector<std::function<void(const Frame&, std::int64_t)>> rows;
-
-    void run(const Frame& f) const override {
-        f.thread.each(f.room.tokens, [&](std::int64_t token) {
-            for (const auto& row : rows) {
-                row(f, token);
-            }
-        });
-    }
-};
-
 struct LayerProgram::Product : Operation {
     Slice to, from;
     Weight weight;
@@ -64,18 +33,6 @@ void LayerProgram::inside(const Slice& slice, const char* name) const {
     const std::int64_t end = of_states ? hidden_ : std::min(slice.apart, width_ - slice.at);
     require(slice.first >= 0 && slice.first <= end && slice.count > 0 && slice.count <= end - slice.first, name,
             "lies outside");
-}
-
-// Rows that follow each other are gone through together.
-template <typename Row>
-void LayerProgram::add_row(const Row& row) {
-    last_rounded_ = {};
-    auto* last = operations_.empty() ? nullptr : dynamic_cast<OnRows*>(operations_.back().get());
-    if (last == nullptr) {
-        operations_.push_back(std::make_unique<OnRows>());
-        last = static_cast<OnRows*>(operations_.back().get());
-    }
-    last->rows.push_back(row);
 }
 
 void LayerProgram::norm(const Slice& to, const Slice& from, const TensorRef& weight, float eps, std::int64_t size,
@@ -206,152 +163,6 @@ void LayerProgram::linear(const Slice& to, const Slice& from, const Weight& weig
     product->accumulate = accumulate;
     operations_.push_back(std::move(product));
     last_rounded_ = overlap(last_rounded_, to) ? Slice{} : last_rounded_;
-}
-
-void LayerProgram::place_of(const StatePlace& place, std::int64_t bytes) {
-    require(place.first >= 0 && place.first < kMostElements && place.first % 4 == 0, "place", "is out of range");
-    state_bytes_ = std::max(state_bytes_, place.first + bytes);
-    last_rounded_ = {};
-}
-
-void LayerProgram::convolve(const Slice& to, const Slice& from, const TensorRef& taps, const TensorRef& bias, bool silu,
-                            const StatePlace& place) {
-    inside(to, "to");
-    inside(from, "from");
-    as_wide(to, from.count, "to");
-    require(!overlap(to, from), "to", "overlaps with the inputs");
-    expect(taps, "taps", {kAny, from.count}, DType::kF32);
-    require(taps.shape[0] > 1 && taps.shape[0] <= kMostTaps, "taps", "are not 2 to 16");
-    if (bias.given()) {
-        floats(bias, from.count, "bias");
-    }
-    place_of(place, (taps.shape[0] - 1) * from.count * 4);
-    auto made = std::make_unique<Convolution>();
-    made->to = to;
-    made->from = from;
-    made->taps = taps;
-    made->bias = bias;
-    made->silu = silu;
-    made->first = place.first;
-    operations_.push_back(std::move(made));
-}
-
-std::unique_ptr<LayerProgram::Recurrence> LayerProgram::recurrence(const Slice& to, const Slice& queries,
-                                                                   const Slice& keys, const Slice& values,
-                                                                   const Slice& fades, const RecurringSizes& sizes,
-                                                                   const StatePlace& place) {
-    for (const std::int64_t size : {sizes.heads, sizes.key_heads, sizes.key_dim, sizes.value_dim}) {
-        require(size > 0 && size <= width_, "sizes", "are out of range");
-    }
-    require(sizes.heads % sizes.key_heads == 0, "sizes", "have heads that keys do not divide");
-    for (const Slice& slice : {to, queries, keys, values, fades}) {
-        inside(slice, "values");
-    }
-    as_wide(queries, sizes.key_heads * sizes.key_dim, "queries");
-    as_wide(keys, queries.count, "keys");
-    as_wide(values, sizes.heads * sizes.value_dim, "values");
-    as_wide(to, values.count, "to");
-    as_wide(fades, sizes.heads, "fades");
-    for (const Slice& slice : {queries, keys, values, fades}) {
-        require(!overlap(to, slice), "to", "overlaps with what is read");
-    }
-    place_of(place, volume({sizes.heads, sizes.key_dim, sizes.value_dim}) * 4);
-    auto made = std::make_unique<Recurrence>();
-    made->to = to;
-    made->queries = queries;
-    made->keys = keys;
-    made->values = values;
-    made->decays = fades;
-    made->sizes = sizes;
-    made->first = place.first;
-    return made;
-}
-
-void LayerProgram::delta(const Slice& to, const Slice& queries, const Slice& keys, const Slice& values,
-                         const Slice& fades, const Slice& betas, const TensorRef& rates, const TensorRef& bias,
-                         float eps, const RecurringSizes& sizes, const StatePlace& place) {
-    auto made = recurrence(to, queries, keys, values, fades, sizes, place);
-    inside(betas, "betas");
-    as_wide(betas, sizes.heads, "betas");
-    const float *rate = floats(rates, sizes.heads, "rates"), *added = floats(bias, sizes.heads, "bias");
-    made->rates = betas;
-    made->delta = true;
-    const std::int64_t dim = sizes.key_dim;
-    const auto root = 1.0F / std::sqrt(static_cast<float>(dim));
-    const std::vector<float> ones(static_cast<std::size_t>(sizes.heads), 1.0F);
-    const std::vector<float> short_keys(static_cast<std::size_t>(dim), root);  // a norm of length 1
-    const std::vector<float> short_queries(static_cast<std::size_t>(dim), root * root);
-    add_row([=](const Frame& f, std::int64_t t) {
-        float *query = f.at(queries, t), *key = f.at(keys, t), *fading = f.at(fades, t), *beta = f.at(betas, t);
-        for (std::int64_t i = 0; i < queries.count; i += dim) {
-            f.k.rms_norm(query + i, short_queries.data(), eps / static_cast<float>(dim), dim, query + i);
-            f.k.rms_norm(key + i, short_keys.data(), eps / static_cast<float>(dim), dim, key + i);
-        }
-        f.k.fade(fading, added, rate, 0.0F, INFINITY, fades.count, f.thread.scratch(fades.count), fading);
-        f.k.sigmoid_mul(beta, ones.data(), betas.count, beta);
-    });
-    operations_.push_back(std::move(made));
-}
-
-void LayerProgram::mamba2(const Slice& to, const Slice& queries, const Slice& keys, const Slice& values,
-                          const Slice& fades, const Slice& space, const TensorRef& rates, const TensorRef& bias,
-                          const TensorRef& skips, float low, float high, const RecurringSizes& sizes,
-                          const StatePlace& place) {
-    auto made = recurrence(to, queries, keys, values, fades, sizes, place);
-    inside(space, "space");
-    as_wide(space, values.count, "space");
-    for (const Slice& slice : {to, queries, keys, values, fades}) {
-        require(!overlap(space, slice), "space", "overlaps with what is read");
-    }
-    const float *rate = floats(rates, sizes.heads, "rates"), *added = floats(bias, sizes.heads, "bias");
-    floats(skips, sizes.heads, "skips");
-    made->inputs = values;
-    made->values = space;
-    made->skips = skips;
-    made->delta = false;
-    add_row([=](const Frame& f, std::int64_t t) {
-        float *fading = f.at(fades, t), *steps = f.thread.scratch(fades.count), *scaled = f.at(space, t);
-        const float* x = f.at(values, t);
-        f.k.fade(fading, added, rate, low, high, fades.count, steps, fading);
-        for (std::int64_t i = 0; i < values.count; ++i) {
-            scaled[i] = x[i] * steps[i / sizes.value_dim];
-        }
-    });
-    operations_.push_back(std::move(made));
-}
-
-void LayerProgram::mamba1(const Slice& to, const Slice& queries, const Slice& keys, const Slice& values,
-                          const Slice& fades, const TensorRef& rates, const TensorRef& bias, const TensorRef& skips,
-                          const StatePlace& place) {
-    for (const Slice& slice : {to, queries, keys, values, fades}) {
-        inside(slice, "values");
-    }
-    for (const Slice& slice : {to, fades}) {
-        as_wide(slice, values.count, "fades");
-    }
-    as_wide(keys, queries.count, "keys");
-    for (const Slice& slice : {queries, keys, values, fades}) {
-        require(!overlap(to, slice), "to", "overlaps with what is read");
-    }
-    expect(rates, "rates", {values.count, queries.count}, DType::kF32);
-    expect_dense(rates, "rates");
-    const float* added = floats(bias, values.count, "bias");
-    floats(skips, values.count, "skips");
-    place_of(place, volume({values.count, queries.count}) * 4);
-    auto made = std::make_unique<Scan>();
-    made->to = to;
-    made->queries = queries;
-    made->keys = keys;
-    made->values = values;
-    made->steps = fades;
-    made->rates = rates;
-    made->skips = skips;
-    made->first = place.first;
-    add_row([=](const Frame& f, std::int64_t t) {
-        float* steps = f.at(fades, t);
-        f.k.fade(steps, added, nullptr, 0.0F, INFINITY, fades.count, steps, nullptr);
-    });
-    operations_.push_back(std::move(made));
 }
 
 void LayerProgram::attend(const Slice& to, const Slice& queries, const Slice& keys, const Slice& values,

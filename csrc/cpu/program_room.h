@@ -4,7 +4,9 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <functional>
 #include <map>
+#include <memory>
 #include <vector>
 
 #include "attention.h"
@@ -16,6 +18,19 @@
 namespace octavo {
 
 constexpr std::int64_t kMostTaps = 16;
+
+inline bool overlap(const Slice& a, const Slice& b) {
+    return a.at == b.at && a.first < b.first + b.count && b.first < a.first + a.count;
+}
+
+inline void as_wide(const Slice& slice, std::int64_t count, const char* name) {
+    require(slice.count == count, name, "has another width");
+}
+
+inline const float* floats(const TensorRef& tensor, std::int64_t count, const char* name) {
+    expect(tensor, name, {count}, DType::kF32);
+    return tensor.as<float>();
+}
 
 // The bytes of states in the blocks of an arena: those of a block go on from one layer of the arena to the next.
 class StatePages {
@@ -125,6 +140,31 @@ struct LayerProgram::Operation {
     virtual void prepare(ProgramRoom::Inside& /*room*/) const {}  // before threads run it, where it may throw
     virtual void run(const Frame& f) const = 0;                   // in every thread
 };
+
+// What is done with the numbers of each token by themselves.
+struct LayerProgram::OnRows : Operation {
+    std::vector<std::function<void(const Frame&, std::int64_t)>> rows;
+
+    void run(const Frame& f) const override {
+        f.thread.each(f.room.tokens, [&](std::int64_t token) {
+            for (const auto& row : rows) {
+                row(f, token);
+            }
+        });
+    }
+};
+
+// Rows that follow each other are gone through together.
+template <typename Row>
+void LayerProgram::add_row(const Row& row) {
+    last_rounded_ = {};
+    auto* last = operations_.empty() ? nullptr : dynamic_cast<OnRows*>(operations_.back().get());
+    if (last == nullptr) {
+        operations_.push_back(std::make_unique<OnRows>());
+        last = static_cast<OnRows*>(operations_.back().get());
+    }
+    last->rows.push_back(row);
+}
 
 struct LayerProgram::Convolution : Operation {
     Slice to, from;

@@ -336,10 +336,9 @@ class TransformersDecoder(Decoder):
         elif self.state.parts:
             step.states = StepStates(batch, BlockStates(self.state, kv[self.num_layers :]), kv[0].shape[3])
         token = _current.set(step)
-        runs_programs = self.programs is not None and bool(kv) and self.programs.begin(batch, kv)
-        if runs_programs and step.states:
-            step.states.keep_elsewhere()
         try:
+            if kv and step.states and self.programs is not None and self.programs.begin(batch, kv):
+                step.states.keep_elsewhere()
             with (
                 compressed(self._model),
                 keeping(Recurrences(self._ops, step.states)) if step.states else nullcontext(),
