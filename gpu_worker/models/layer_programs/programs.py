@@ -102,8 +102,7 @@ class LayerPrograms:
         self._arena: Sequence[Tensor] | None = None
         self._runs = False
         base = cast("Any", model).base_model
-        rope = getattr(base, "rotary_emb", None)
-        self._rotated = 0 if rope is None else 2 * len(rope.inv_freq)
+        self._rotated = max((2 * len(each.inv_freq) for each in base.children() if hasattr(each, "inv_freq")), default=0)
         self._kept = StateParts(state)
         self._hidden = int(cast("Any", model).config.get_text_config().hidden_size)
         self._recipe: Recipe | None = None
