@@ -78,12 +78,6 @@ def arena() -> list[Tensor]:
     return [zeros(4, 512, dtype=torch.uint8) for _ in range(2)]
 
 
-@of("ProgramRoom.use")
-def room_use(g: Given) -> Call:
-    room = g.module.ProgramRoom()
-    return Call(room.use, {"kv": [kv()], "states": arena(), "block_size": 8})
-
-
 @of("ProgramRoom.begin")
 def room_begin(g: Given) -> Call:
     room, layers, states = g.module.ProgramRoom(), [kv()], arena()
