@@ -12,7 +12,7 @@ from gpu_worker.models.checkpoint.weights import FLOATS, BlockSource
 from gpu_worker.models.gguf.families import read_family
 from gpu_worker.models.gguf.header import GgufHeader
 from gpu_worker.models.gguf.held_blocks import held_blocks
-from gpu_worker.models.gguf.recipes import Family, Join, Recipe
+from gpu_worker.models.gguf.recipes import Family, Recipe
 from gpu_worker.models.gguf.tensors import KERNELS, ROPE_FACTORS, GgufSource, architecture, dequantize, read_config
 from gpu_worker.models.gguf.through_transformers import RecipeSource, check_tensors, rope_factors
 from octavo.model_files.gguf import GgufFile, TensorInfo, TensorType
@@ -58,7 +58,7 @@ class TensorPlace(NamedTuple):
     """Where a tensor lies: all of a stored one, or one of the parts that it is divided into."""
 
     stored: str
-    join: Join
+    recipe: Recipe
     part: int = 0
     num_parts: int = 1
 
@@ -70,7 +70,7 @@ class ExpertGgufSource:
         family = read_family(GgufHeader(file, architecture(file)))
         self.config: dict[str, Any] = {**_config(file, family), "eos_token_id": sorted(end_token_ids(file.metadata))}
         self._file = file
-        self._places = {name: TensorPlace(recipe.of[0], recipe.join) for name, recipe in _whole(family.recipes).items()}
+        self._places = {name: TensorPlace(recipe.of[0], recipe) for name, recipe in _whole(family.recipes).items()}
         self._mxfp4: dict[str, str] = {}  # how stored tensors in MXFP4 are kept
         layers = int(family.config["num_hidden_layers"])
         for layer in range(layers):
@@ -81,7 +81,7 @@ class ExpertGgufSource:
             raise BadModel(f"{file.path.name} has no tensor {min(lacking)!r}")
         drafting = int(self.config.get("num_nextn_predict_layers") or 0)
         unused = tuple(f"blk.{layer}." for layer in range(layers, layers + drafting))
-        known = {ROPE_FACTORS, *(place.stored for place in self._places.values())}
+        known = {ROPE_FACTORS, *family.unused, *(place.stored for place in self._places.values())}
         if left := {name for name in file.tensors if name not in known and not name.startswith(unused)}:
             raise BadModel(f"tensors of {file.path.name} have no place in the model: {', '.join(sorted(left)[:5])}")
 
@@ -91,7 +91,7 @@ class ExpertGgufSource:
     def get(self, name: str) -> Tensor:
         info, shape = self._info(name), self._shape(name)
         values = dequantize(self._bytes(name), info.type, torch.Size(shape).numel())
-        return self._places[name].join([torch.from_numpy(values).view(shape)])
+        return self._places[name].recipe.join([torch.from_numpy(values).view(shape)])
 
     def block_format(self, name: str) -> str:
         kind = self._info(name).type
@@ -107,20 +107,23 @@ class ExpertGgufSource:
         blocks = held_blocks(self._bytes(name), self._info(name).type).view(self._shape(name)[0], -1)
         if self._info(name).type == TensorType.MXFP4:
             return mxfp4.as_blocks(*_scaled(blocks), paired=False)
-        return self._places[name].join([blocks])
+        return self._places[name].recipe.join([blocks])
 
     def _experts(self, layer: int) -> Mapping[str, TensorPlace]:
         """The matrices and biases of a layer's experts, by the names of Qwen's checkpoints."""
         found = {}
         ends = ("weight", "bias") if self.config["model_type"] == "gpt_oss" else ("weight",)
         for part, end in product(PARTS, ends):
-            stored = f"blk.{layer}.ffn_{part}_exps.{end}"
+            stored, both = (f"blk.{layer}.ffn_{each}_exps.{end}" for each in (part, "gate_up"))
+            halves = 2 if part != "down" and both in self._file.tensors else 1  # gates, and what they gate
+            stored = both if halves == 2 else stored
             count = int(self.config["num_local_experts"])
             if stored in self._file.tensors and self._file.tensors[stored].shape[0] != count:
                 raise BadModel(f"{self._file.path.name}: tensor {stored!r} has not {count} experts")
             for expert in range(count):
                 name = f"model.layers.{layer}.mlp.experts.{expert}.{part}_proj.{end}"
-                found[name] = TensorPlace(stored, lambda parts: parts[0], expert, count)
+                place = expert * halves + (halves == 2 and part == "up")
+                found[name] = TensorPlace(stored, Recipe((stored,)), place, count * halves)
         return found
 
     def _format_of_mxfp4(self, stored: str) -> str:
@@ -136,8 +139,11 @@ class ExpertGgufSource:
         return self._file.tensors[self._places[name].stored]
 
     def _shape(self, name: str) -> tuple[int, ...]:
-        shape = tuple(self._info(name).shape)
-        return shape[1:] if self._places[name].num_parts > 1 else shape
+        """Of a part, rows of one expert: all of its own, or half of those of its gate and of what that gates."""
+        shape, place = tuple(self._info(name).shape), self._places[name]
+        if place.num_parts == 1:
+            return place.recipe.shape(shape)
+        return shape[0] * shape[1] // place.num_parts, *shape[2:]
 
     def _bytes(self, name: str) -> memoryview:
         place = self._places[name]

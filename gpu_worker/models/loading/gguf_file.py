@@ -12,6 +12,7 @@ from gpu_worker.models.converted_weights import converted
 from gpu_worker.models.decoders import llama
 from gpu_worker.models.decoders.config import LlamaConfig
 from gpu_worker.models.decoders.decoder import Decoder
+from gpu_worker.models.decoders.latent.latent_source import in_halves
 from gpu_worker.models.fingerprint import model_fingerprint
 from gpu_worker.models.gguf import through_transformers
 from gpu_worker.models.gguf.experts import source_of
@@ -50,6 +51,7 @@ def load_gguf(name: str, path: Path, how: LoadOptions) -> LoadedModel:
 def _gguf_decoder(name: str, file: GgufFile, dtype: torch.dtype, how: LoadOptions) -> Decoder:
     content, source = source_of(file)
     config = llama.with_stored_parts(LlamaConfig.from_dict(content).limited_to(how.context_tokens), source.names())
+    source = in_halves(source, config)
     if how.native(config):
         return native(source, config, dtype, how, PackedFiles(name, file.paths, [], dtype, how))
     if how.keeps:
