@@ -15,7 +15,7 @@ LLAMA_LIKE = (  # model types whose quantized files are multiplied as they are, 
 )
 MIXTURES = (  # whose experts the extension multiplies, too
     *("deepseek_v2", "deepseek_v3", "dots1", "exaone_moe", "glm4_moe", "glm4_moe_lite", "gpt_oss", "hy_v3"),
-    *("minimax_m2", "mixtral", "olmoe", "qwen2_moe", "qwen3_moe", "solar_open"),
+    *("kimi_k2", "minimax_m2", "mixtral", "olmoe", "qwen2_moe", "qwen3_moe", "solar_open"),
 )
 CODED = (*LLAMA_LIKE, *(name for name in MIXTURES if name != "gpt_oss"))  # whose files may be in codes or fp8
 # Models whose files are read neither so nor decoded, as those of models that run through Transformers are.

@@ -111,7 +111,7 @@ STRETCHED = {
     "mscale": 0.707,
     "mscale_all_dim": 0.9,
 }
-MINICPM3 = {**LATENT, "dim_model_base": 16, "scale_emb": 12, "scale_depth": 1.4}
+MINICPM3 = {**LATENT, "dim_model_base": 16, "scale_emb": 2, "scale_depth": 1.4, "tie_word_embeddings": False}
 # With latent attention, that octavo runs itself.
 LATENTS: dict[str, tuple[str, dict]] = {
     "deepseek_v2": ("DeepseekV2", {**LATENT, **ROUTED_EXPERTS}),

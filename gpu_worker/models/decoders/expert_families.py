@@ -9,18 +9,19 @@ from octavo.model_files.quantization import MIXTURES
 Config = Mapping[str, Any]
 _GEMMA = {"tie_word_embeddings": True, "rms_norm_eps": 1e-6, "head_dim": 256}
 _LATENT = {"kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
+_DEEPSEEK_V3 = {
+    **_LATENT,
+    "first_k_dense_replace": 3,
+    "n_group": 8,
+    "topk_group": 4,
+    "q_lora_rank": 1536,
+    "routed_scaling_factor": 2.5,
+    "norm_topk_prob": True,
+}
 # What configurations leave out where Transformers has another value than Llama's.
 DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "deepseek_v2": {**_LATENT, "n_shared_experts": 2, "q_lora_rank": 1536},
-    "deepseek_v3": {
-        **_LATENT,
-        "first_k_dense_replace": 3,
-        "n_group": 8,
-        "topk_group": 4,
-        "q_lora_rank": 1536,
-        "routed_scaling_factor": 2.5,
-        "norm_topk_prob": True,
-    },
+    "deepseek_v3": _DEEPSEEK_V3,
     "exaone4": {"sliding_window": 4096},
     "exaone_moe": {"first_k_dense_replace": 1, "n_group": 1, "topk_group": 1},
     "gemma": _GEMMA,
@@ -45,6 +46,7 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     },
     "gpt_oss": {"rope_theta": 150000.0, "sliding_window": 128, "attention_bias": True},
     "hy_v3": {"rope_theta": 11158840.0, "first_k_dense_replace": 1},
+    "kimi_k2": _DEEPSEEK_V3,  # which is what it is
     "minicpm3": {
         "kv_lora_rank": 256,
         "q_lora_rank": 768,
@@ -166,6 +168,7 @@ FAMILIES: Mapping[str, Callable[[Config], ExpertsConfig]] = {
     "glm4_moe_lite": _grouped,
     "gpt_oss": _gpt_oss,
     "hy_v3": _hy_v3,
+    "kimi_k2": _grouped,
     "minimax_m2": _minimax_m2,
     "mixtral": _mixtral,
     "olmoe": _olmoe,

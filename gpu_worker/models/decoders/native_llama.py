@@ -1,4 +1,4 @@
-"""Decoders of the Llama family on a CPU: a whole step is one call into the extension (csrc/cpu/llama.cpp, llama_run.cpp).
+"""Decoders of the Llama family on a CPU: a whole step is one call into the extension (csrc/cpu/llama*.cpp).
 
 `llama.LlamaDecoder` defines what a NativeLlamaDecoder computes.
 """

@@ -7,7 +7,7 @@ from typing import Any
 
 from octavo.request.errors import BadModel
 
-FAMILIES = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "minicpm3", "youtu")
+FAMILIES = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "kimi_k2", "minicpm3", "youtu")
 HALVES_TURN = ("minicpm3",)  # whose dimensions turn with those half of them away; others' with their neighbours
 EPS = 1e-6  # of the norms of latents, whatever the model's other norms have
 

@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 from differences import difference
-from transformers_types import LATENT, LATENTS, ROUTED_EXPERTS
+from transformers_types import LATENT, LATENTS
 
 from gpu_worker.models.checkpoint.weights import FLOATS, SafetensorsSource
 from gpu_worker.models.decoders.config import LlamaConfig
@@ -17,7 +17,7 @@ from gpu_worker.running import loading
 from octavo.request.errors import BadModel, InvalidArgument
 
 TOKENS, ENDS = [(7 * i + 3) % 128 for i in range(60)], (1, 17, 24, 25, 26)
-WIDE = {**LATENT, **ROUTED_EXPERTS, "hidden_size": 64, "q_lora_rank": 32, "qk_nope_head_dim": 32}
+WIDE = {**LATENT, "hidden_size": 64, "q_lora_rank": 32, "qk_nope_head_dim": 32}
 extended = pytest.mark.skipif(native.load() is None, reason="the extension was not built")
 
 
@@ -43,16 +43,21 @@ def test_a_step_in_one_call_computes_what_its_ops_do(name, tiny, load, reference
 
 
 def test_pages_hold_one_vector_for_all_heads(tiny, load):
-    info = load(tiny("deepseek_v3").directory).info
+    info = load(tiny("deepseek_v3").directory)._decoder
     assert (info.num_kv_heads, info.head_dim) == (1, 8 + 32)
+
+
+def test_kimi_k2_is_deepseek_v3_by_another_name(tiny, altered, load, all_logits):
+    logits = all_logits(load(altered("deepseek_v3", model_type="kimi_k2")), TOKENS)
+    assert torch.equal(logits, all_logits(load(tiny("deepseek_v3").directory), TOKENS))
 
 
 @extended
 @pytest.mark.parametrize(("scheme", "most"), [("q8", 0.05), ("q4", 0.5), ("q8-a8", 0.1)])
-def test_matrices_are_rounded_and_those_of_heads_keep_8_bits(scheme, most, tiny, load, all_logits, monkeypatch, tmp_path):
-    """A second start finds them packed."""
+def test_matrices_are_rounded(scheme, most, tiny, load, all_logits, monkeypatch, tmp_path):
+    """Those of heads keep 8 bits. A second start finds them packed."""
     monkeypatch.setattr(packed_cache, "LEAST_BYTES", 0)
-    model = tiny("latent-wide", "DeepseekV3", WIDE)
+    model = tiny("latent-wide", "Youtu", WIDE)
     runner = load(model.directory, quantization=scheme, packed_cache=str(tmp_path / "packed"))
     assert f"({scheme[:2]}" in runner._decoder.name.replace("f32, ", "")
     logits = all_logits(runner, TOKENS, ENDS)
