@@ -7,6 +7,7 @@ A setting that the reader does not know may change what the model computes. So e
 from typing import Any
 
 from octavo.model_files.gguf import GgufFile
+from octavo.model_files.gguf_support import find_obstacle
 from octavo.request.errors import BadModel
 
 # Settings that no computation depends on, or that stand in the tensors' shapes as well.
@@ -22,6 +23,13 @@ FUSED = ("gptneox",)  # whose models have queries, keys and values in one tensor
 WITHOUT_KEYS = ("mamba", "mamba2")  # whose files say that they have no heads
 GATED = ("qwen35", "qwen35moe", "qwen3next")  # each head of their queries has a gate of its size
 HARMLESS_ENDS = ("expert_shared_feed_forward_length", "rope.scaling.finetuned", "tensor_data_layout")
+
+
+def architecture(file: GgufFile) -> str:
+    """The file's architecture, one of gguf_support.ARCHITECTURES. BadModel says why the file cannot be read."""
+    if obstacle := find_obstacle(file):
+        raise BadModel(f"{file.path.name}: {obstacle}")
+    return file.metadata.string("general.architecture")
 
 
 class GgufSettings:
@@ -101,6 +109,7 @@ class GgufHeader(GgufSettings):
             "head_dim": self.head_dim,
             "max_position_embeddings": self.context,
             "tie_word_embeddings": not self.has("output.weight"),
+            **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id")),
         }
 
     def _check_sizes(self) -> None:

@@ -3,20 +3,20 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from gpu_worker.models.gguf.header import GgufHeader
-from gpu_worker.models.gguf.positions import rope_parameters
 from gpu_worker.models.gguf.recipes import (
     LLAMA,
+    PARTS,
     Family,
     Recipe,
     expert_recipes,
     named_recipes,
+    stacked,
     turned_as_llama,
 )
-from gpu_worker.models.gguf.settings import granite_scales
+from gpu_worker.models.gguf.settings import common, granite_scales, rms, without_positions
 from octavo.request.errors import BadModel
 
 NORMS = {"attn_norm": "input_layernorm", "ffn_norm": "pre_ff_layernorm"}
@@ -28,8 +28,8 @@ SCAN1 = {
     "ssm_dt": "mamba.dt_proj",
     **{f"ssm_{part}_norm": f"mamba.{part}_layernorm" for part in ("dt", "b", "c")},
 }
-MLP = {f"ffn_{part}": f"feed_forward.{part}_proj" for part in ("gate", "up", "down")}
-NO_TOKENS = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
+MLP = {f"ffn_{part}": f"feed_forward.{part}_proj" for part in PARTS}
+OF_HEADS = ("head_dim", "num_attention_heads", "num_key_value_heads")
 
 
 def read_granitehybrid(header: GgufHeader) -> Family:
@@ -43,9 +43,7 @@ def read_granitehybrid(header: GgufHeader) -> Family:
     shared = "shexp" if sparse else ""
     down = f"ffn_down_{shared}".rstrip("_")
     config = {
-        "model_type": "granitemoehybrid",
-        **header.sizes(),
-        **_eps(header),
+        **without_positions(header, "granitemoehybrid", **rms(header)),
         **_mamba2(header),
         "mamba_expand": _whole(header, header.integer("ssm.inner_size"), header.hidden),
         "layer_types": ["full_attention" if keys else "linear_attention" for keys in header.kv_head_counts],
@@ -66,18 +64,15 @@ def read_granitehybrid(header: GgufHeader) -> Family:
     recipes |= _scan_recipes(header) | (expert_recipes(header, "block_sparse_moe") if sparse else {})
     for layer in range(header.layers):
         both = tuple(f"blk.{layer}.{down.replace('down', part)}.weight" for part in ("gate", "up"))
-        recipes[f"model.layers.{layer}.shared_mlp.input_linear.weight"] = Recipe(both, _stacked)
+        recipes[f"model.layers.{layer}.shared_mlp.input_linear.weight"] = Recipe(both, stacked)
     return Family(config, recipes)
 
 
 def read_falcon_h1(header: GgufHeader) -> Family:
     """The converter multiplies all that the model would multiply with constants, which are 1 then."""
     config = {
-        "model_type": "falcon_h1",
-        **header.sizes(),
-        **_eps(header),
+        **common(header, "falcon_h1", **rms(header)),
         **_mamba2(header),
-        "rope_parameters": rope_parameters(header),
         "intermediate_size": header.inner_size(),
         "mamba_d_ssm": header.integer("ssm.inner_size"),
         "mamba_rms_norm": header.has("blk.0.ssm_norm.weight"),
@@ -101,9 +96,7 @@ def read_jamba(header: GgufHeader) -> Family:
         header.integer("expert_count", 0)
         header.integer("expert_used_count", 0)
     config = {
-        "model_type": "jamba",
-        **header.sizes(),
-        **_eps(header),
+        **without_positions(header, "jamba", **rms(header)),
         **_periods(header, "attn_layer", attending),
         **_periods(header, "expert_layer", sparse),
         "intermediate_size": header.inner_size(layer=dense[0]) if dense else header.inner_size("ffn_down_exps"),
@@ -141,18 +134,15 @@ def read_mamba2(header: GgufHeader) -> Family:
 
 
 def _alone(header: GgufHeader, model_type: str) -> dict[str, Any]:
-    sizes = header.sizes()
+    sizes = without_positions(header, model_type)
     return {
-        "model_type": model_type,
-        **{name: sizes[name] for name in ("vocab_size", "hidden_size", "num_hidden_layers", "tie_word_embeddings")},
-        "max_position_embeddings": header.context,
+        **{name: value for name, value in sizes.items() if name not in OF_HEADS},
         "layer_norm_epsilon": header.number("attention.layer_norm_rms_epsilon"),
         "state_size": header.integer("ssm.state_size"),
         "conv_kernel": header.integer("ssm.conv_kernel"),
         "expand": _whole(header, header.integer("ssm.inner_size"), header.hidden),
         "use_conv_bias": header.has("blk.0.ssm_conv1d.bias"),
         "use_bias": header.has("blk.0.ssm_in.bias"),
-        **NO_TOKENS,
     }
 
 
@@ -162,10 +152,6 @@ def _with_backbone(recipes: Mapping[str, Recipe]) -> dict[str, Recipe]:
         renamed.get(name, name.replace("model.", "backbone.", 1).replace(".mamba.", ".mixer.")): recipe
         for name, recipe in recipes.items()
     }
-
-
-def _eps(header: GgufHeader) -> dict[str, Any]:
-    return {"rms_norm_eps": header.number("attention.layer_norm_rms_epsilon"), **NO_TOKENS}
 
 
 def _mamba2(header: GgufHeader) -> dict[str, Any]:
@@ -223,10 +209,6 @@ def _scan_recipes(header: GgufHeader) -> dict[str, Recipe]:
 def _flat(parts: Sequence[Tensor]) -> Tensor:
     """Of Mamba 2, which has one number for a head, as a column."""
     return parts[0].flatten() if parts[0].shape[-1] == 1 else parts[0]
-
-
-def _stacked(parts: Sequence[Tensor]) -> Tensor:
-    return torch.cat(tuple(parts))
 
 
 def _with_last_norm(recipes: Mapping[str, Recipe]) -> dict[str, Recipe]:
