@@ -1,11 +1,11 @@
-"""How GGUF files become models of Transformers: their configurations, and the recipes of their tensors.
+"""How GGUF files become what a directory of Transformers is: their configurations, and the recipes of their tensors.
 
 Where a file is silent, a setting is what llama.cpp takes it for, or what all published models of that family have.
 """
 
 from collections.abc import Mapping
 
-from gpu_worker.models.gguf.architectures import dense, gemma, latent, mixtures
+from gpu_worker.models.gguf.architectures import dense, gemma, gpt, latent, mixtures
 from gpu_worker.models.gguf.architectures.gemma3n import read_gemma3n
 from gpu_worker.models.gguf.architectures.gemma4 import read_gemma4
 from gpu_worker.models.gguf.header import LATENT, GgufHeader
@@ -29,6 +29,7 @@ FAMILIES: Mapping[str, Reader] = {
     **RECURRENT,
     **dense.READERS,
     **gemma.READERS,
+    **gpt.READERS,
     **latent.READERS,
     **mixtures.READERS,
 }

@@ -35,6 +35,8 @@ def _config(file: GgufFile, family: Family) -> dict[str, Any]:
     factors = rope_factors(file, family)
     if factors is None:
         return dict(family.config)
+    if "rope_parameters" not in family.config:
+        raise BadModel(f"{file.path.name} has {ROPE_FACTORS}, and its model turns no positions")
     return {**family.config, "rope_parameters": _divided(file, family.config["rope_parameters"], factors.tolist())}
 
 

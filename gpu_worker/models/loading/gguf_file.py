@@ -12,6 +12,7 @@ from gpu_worker.models.converted_weights import converted
 from gpu_worker.models.decoders import llama
 from gpu_worker.models.decoders.config import LlamaConfig
 from gpu_worker.models.decoders.decoder import Decoder
+from gpu_worker.models.decoders.gpt_families import is_gpt_like
 from gpu_worker.models.fingerprint import model_fingerprint
 from gpu_worker.models.gguf.families import read_family
 from gpu_worker.models.gguf.header import GgufHeader, architecture
@@ -19,7 +20,7 @@ from gpu_worker.models.gguf.recipe_source import RecipeSource, prepare, rope_fac
 from gpu_worker.models.gguf.sources import source_of
 from gpu_worker.models.loading.load_options import LoadOptions
 from gpu_worker.models.loading.loaded_model import LoadedModel
-from gpu_worker.models.loading.own_decoders import kept, native, op_by_op
+from gpu_worker.models.loading.own_decoders import gpt_decoder, kept, native, op_by_op
 from gpu_worker.models.loading.packed_files import PackedFiles
 from gpu_worker.models.loading.transformers_models import of_tensors
 from octavo.model_files.gguf import GgufFile
@@ -48,6 +49,8 @@ def load_gguf(name: str, path: Path, how: LoadOptions) -> LoadedModel:
 
 def _gguf_decoder(name: str, file: GgufFile, dtype: torch.dtype, how: LoadOptions) -> Decoder:
     content, source = source_of(file)
+    if is_gpt_like(content):
+        return gpt_decoder(source, content, dtype, how)
     config = llama.with_stored_parts(LlamaConfig.from_dict(content).limited_to(how.context_tokens), source.names())
     if how.native(config):
         return native(source, config, dtype, how, PackedFiles(name, file.paths, [], dtype, how))
