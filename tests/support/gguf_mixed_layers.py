@@ -54,7 +54,9 @@ def settings_of_kimi(config: dict[str, Any]) -> dict[str, Any]:
         "attention.key_length_mla": config["qk_nope_head_dim"] + turned,
         "attention.value_length_mla": config["v_head_dim"],
         "rope.dimension_count": turned,
-        "expert_shared_count": config["n_shared_experts"],
+        "context_length": config["model_max_length"],
+        "expert_used_count": config["num_experts_per_token"],
+        "expert_shared_count": config["num_shared_experts"],
         "leading_dense_block_count": config["mlp_layer_types"].count("dense"),
         "expert_weights_scale": float(config["routed_scaling_factor"]),
         "expert_gating_func": 2,
@@ -72,5 +74,7 @@ def of_a_kimi(name: str, tensor: Tensor, config: dict[str, Any]) -> Iterator[tup
         keys, values = tensor.unflatten(0, (-1, sum(sizes))).split(sizes, dim=1)
         yield f"{at}.attn_k_b.weight", keys.transpose(1, 2)
         yield f"{at}.attn_v_b.weight", values
+    elif ".block_sparse_moe." in name and part.split(".")[4].endswith("_proj"):  # as `save_pretrained` calls an MLP
+        yield name.replace("block_sparse_moe", "mlp"), tensor
     else:
         yield name.replace("correction_bias", "correction.bias"), tensor

@@ -77,7 +77,7 @@ W = {"w1": "gate", "w2": "down", "w3": "up"}
 def settings_of(config: dict[str, Any], arch: str) -> dict[str, Any]:
     rope = config.get("rope_parameters") or {}
     found = {
-        "block_count": config["num_hidden_layers"],
+        "block_count": config.get("num_hidden_layers"),
         "context_length": config.get("max_position_embeddings"),
         "embedding_length": config["hidden_size"],
         "feed_forward_length": config.get("intermediate_size"),

@@ -85,11 +85,6 @@ def _read_falcon(header: GgufHeader) -> Family:
 
 
 def _read_mpt(header: GgufHeader) -> Family:
-    if header.kv_heads != header.heads:
-        raise BadModel(
-            f"{header.name}: {header.heads} heads of queries share {header.kv_heads} of keys "
-            "(mpt.attention.head_count_kv), which is read of other architectures alone"
-        )
     bias = header.number("attention.max_alibi_bias", 0.0)
     config = _settings(header, "mpt") | {
         "attn_config": {
