@@ -33,6 +33,10 @@ INNER = {
     "ffn_down_shexp": "mixer.shared_experts.down_proj",
 }
 OUTER = {"token_embd": "model.embeddings", "output_norm": "model.norm_f", "output": "lm_head"}
+OF_EXPERTS = (
+    *("expert_count", "expert_gating_func", "expert_group_count", "expert_group_used_count", "expert_used_count"),
+    *("expert_weights_norm", "expert_weights_scale", "moe_latent_size"),
+)
 KINDS = {"ssm_in": "linear_attention", "attn_q": "full_attention", "ffn_gate_inp": "moe", "ffn_up": "mlp"}
 
 
@@ -62,6 +66,8 @@ def read_nemotron_h(header: GgufHeader) -> Family:
     mixed = [layer for layer, kind in enumerate(kinds) if kind == "moe"]
     if mixed:
         config |= _mixture(header, mixed)
+    for key in () if mixed else OF_EXPERTS:  # which files of models without experts may speak of
+        header.get(key)
     recipes = named_recipes(header, INNER, turned_as_llama(header), OUTER) | scan_recipes(header, "mixer")
     for layer in mixed:
         to, at = f"model.layers.{layer}.mixer", f"blk.{layer}"

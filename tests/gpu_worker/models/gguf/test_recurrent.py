@@ -89,6 +89,13 @@ def test_early_files_of_qwen3_next_have_projections_in_one_tensor(made, converte
     assert torch.equal(all_logits(load(early), PROMPT), all_logits(load(converted(name)), PROMPT))
 
 
+def test_a_file_of_nemotron_h_may_speak_of_experts_that_it_has_not(made, converted, load, all_logits):
+    """llama.cpp's converter writes so of directories that Transformers has saved."""
+    unsaid = {"expert_count": 8, "expert_used_count": 2, "expert_weights_norm": True, "expert_group_count": 1}
+    path = converted("nemotron_h", more=unsaid, arch="nemotron_h_moe")
+    assert difference(all_logits(load(path), PROMPT), all_logits(load(made("nemotron_h").directory), PROMPT)) < 1e-5
+
+
 @pytest.mark.parametrize(
     ("name", "more", "message"),
     [
