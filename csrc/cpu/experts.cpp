@@ -86,9 +86,9 @@ void check_experts(const Experts& e, const ExpertPart& part, std::int64_t hidden
     require(e.router[0].rounding == Rounding::kNone, "router", "rounds its inputs");
     expect_bias(e.router_bias, "router_bias", {count});
     expect_bias(e.correction, "router_correction", {count});
-    require(
-        e.groups > 0 && e.groups <= kMostGroups && count % e.groups == 0 && (e.groups == 1 || count / e.groups >= e.group_best),
-        "groups", "do not divide the experts");
+    require(e.groups > 0 && e.groups <= kMostGroups && count % e.groups == 0 &&
+                (e.groups == 1 || count / e.groups >= e.group_best),
+            "groups", "do not divide the experts");
     require(e.top_groups > 0 && e.top_groups <= e.groups && e.top <= count / e.groups * e.top_groups, "top_groups",
             "is no number of groups, or they have too few experts");
     require(e.group_best == 1 || e.group_best == 2, "group_best", "is neither 1 nor 2");

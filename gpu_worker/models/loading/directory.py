@@ -91,7 +91,7 @@ def _decoder(
             if not config.tied:
                 log.warning("this checkpoint has no output projection: it gives vectors, and texts without sense")
                 config = replace(config, tied=True)
-        source = in_halves(source, config)
+        source = in_halves(source, config.num_heads, config.latent)
         if how.native(config):
             return native(source, config, dtype, how, _packed_files(name, path, dtype, how))
         if how.keeps:

@@ -49,11 +49,11 @@ def load_gguf(name: str, path: Path, how: LoadOptions) -> LoadedModel:
 
 
 def _gguf_decoder(name: str, file: GgufFile, dtype: torch.dtype, how: LoadOptions) -> Decoder:
-    content, source = source_of(file)
+    content, stored = source_of(file)
     if is_gpt_like(content):
-        return gpt_decoder(source, content, dtype, how)
-    config = llama.with_stored_parts(LlamaConfig.from_dict(content).limited_to(how.context_tokens), source.names())
-    source = in_halves(source, config)
+        return gpt_decoder(stored, content, dtype, how)
+    config = llama.with_stored_parts(LlamaConfig.from_dict(content).limited_to(how.context_tokens), stored.names())
+    source = in_halves(stored, config.num_heads, config.latent)
     if how.native(config):
         return native(source, config, dtype, how, PackedFiles(name, file.paths, [], dtype, how))
     if how.keeps:

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from gpu_worker.models.checkpoint.weights import FLOATS, BlockSource, WeightSource
-from gpu_worker.models.decoders.config import LlamaConfig
 from gpu_worker.models.decoders.latent.latent_config import LatentConfig
 
 WHOLE, KEYS, VALUES = (f".self_attn.{name}_b_proj.weight" for name in ("kv", "k", "v"))
@@ -105,9 +104,10 @@ class LatentBlockSource(LatentSource):
         return self._blocks.blocks(whole).unflatten(0, (self._heads, sum(dims)))[:, dims[0] :].flatten(0, 1)
 
 
-def in_halves(source: WeightSource, config: LlamaConfig) -> WeightSource:
-    """The source as a decoder of this model reads it; the same for one without latent attention."""
-    if config.latent is None:
+def in_halves(source: WeightSource, heads: int, sizes: LatentConfig | None) -> WeightSource:
+    """The source as a decoder of so many heads reads it; the same for one without latent attention."""
+    if sizes is None:
         return source
-    kind = LatentBlockSource if isinstance(source, BlockSource) else LatentSource
-    return kind(source, config.num_heads, config.latent)  # type: ignore[arg-type]  # a BlockSource for the first
+    if isinstance(source, BlockSource):
+        return LatentBlockSource(source, heads, sizes)
+    return LatentSource(source, heads, sizes)

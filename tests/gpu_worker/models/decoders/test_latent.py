@@ -122,7 +122,7 @@ def test_keys_that_lie_the_other_way_round_are_no_blocks_any_more(tiny):
         def blocks(self, name: str) -> torch.Tensor:
             return stored.get(name).contiguous().view(torch.uint8)
 
-    source = in_halves(Blocks(), config)
+    source = in_halves(Blocks(), config.num_heads, config.latent)
     assert isinstance(source, LatentBlockSource)
     at = "model.layers.1.self_attn."
     keys, values = f"{at}k_b_proj.weight", f"{at}v_b_proj.weight"
