@@ -92,8 +92,7 @@ def convert(
     arch = arch or ARCHITECTURES[config["model_type"]]
     writer = gguf.GGUFWriter(path, arch, split_max_tensors=in_part)
     how = gguf_recurrent if arch in gguf_recurrent.OWN_SETTINGS else sys.modules[__name__]
-    for key, value in (how.settings_of(config, arch) | (more or {})).items():
-        _add(writer, f"{arch}.{key}", value)
+    add_settings(writer, how.settings_of(config, arch) | (more or {}), arch)
     _add_vocabulary(writer, config["vocab_size"])
     for name, tensor in (extra or {}).items():
         writer.add_tensor(name, tensor.numpy())
@@ -125,6 +124,11 @@ def _add_vocabulary(writer: gguf.GGUFWriter, size: int) -> None:
     writer.add_token_list([*letters, *words])
     writer.add_token_types([gguf.TokenType.NORMAL] * size)
     writer.add_token_merges([f"{word[0]} {word[1]}" for word in words])
+
+
+def add_settings(writer: gguf.GGUFWriter, settings: dict[str, Any], arch: str) -> None:
+    for key, value in settings.items():
+        _add(writer, f"{arch}.{key}", value)
 
 
 def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
