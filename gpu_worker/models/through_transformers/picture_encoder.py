@@ -13,12 +13,11 @@ from octavo.request.errors import InvalidArgument
 
 def multiply_by_ops(model: nn.Module, ops: Ops) -> None:
     """Has linear layers, and convolutions of patches, multiply by the ops: torch takes longer on a CPU."""
-    for each in model.modules():
-        layer: Any = each
+    for layer in model.modules():
         if type(layer) is nn.Linear:
-            layer.forward = functools.partial(ops.linear, weight=layer.weight, bias=layer.bias)
+            cast("Any", layer).forward = functools.partial(ops.linear, weight=layer.weight, bias=layer.bias)
         elif type(layer) is nn.Conv3d:
-            layer.forward = functools.partial(_patches, ops, layer)
+            cast("Any", layer).forward = functools.partial(_patches, ops, layer)
 
 
 def _patches(ops: Ops, layer: nn.Conv3d, x: Tensor) -> Tensor:
