@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from gpu_worker.models.through_transformers.picture_encoder import multiply_by_ops
+from gpu_worker.models.through_transformers.pictures.encoder import multiply_by_ops
 from gpu_worker.ops.reference import ReferenceOps
 
 
