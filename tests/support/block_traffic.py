@@ -11,8 +11,9 @@ from gpu_worker.scheduling.freezer import Freezer, FrozenSequence
 from gpu_worker.scheduling.standby_blocks import StandbyBlocks, Tail
 from gpu_worker.scheduling.state.sequence import CarriedScores, CarriedTail, Place
 from gpu_worker.testing.witness_runner import LAYERS, salt_of
+from octavo.request import hashing
 from octavo.request.errors import CannotMove, NotFound, OutOfBlocks
-from octavo.request.hashing import block_hash, block_hashes
+from octavo.request.hashing import block_hashes
 from octavo.request.ids import BlockHash
 
 BLOCK_OPERATIONS = [
@@ -150,7 +151,7 @@ class BlockTraffic:
         if not part:
             return
         hashes = block_hashes(request.root, tokens[: num_full * size], size)
-        name = block_hash(request.root, hashes[-1] if hashes else b"", part)
+        name = hashing.block_hash(request.root, hashes[-1] if hashes else b"", part)
         content, arena = self.content(request.root, part, num_full * size), self.world.runner._arena
 
         def write(block: int, _: bytes) -> None:

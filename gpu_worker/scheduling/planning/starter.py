@@ -281,7 +281,7 @@ class Starter:
         return self._end_shareable(branch) // self._block_size
 
     def _end_shareable(self, branch: Branch) -> int:
-        """How many tokens may come from blocks. Its last one, and rows that are needed themselves, are left to compute."""
+        """How many tokens may come from blocks. Its last one and rows that are needed themselves are computed."""
         pooling = branch.sequence.pooling
         if pooling is not None and pooling.params.needs_all_rows:
             return 0

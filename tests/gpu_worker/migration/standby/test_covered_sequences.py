@@ -69,7 +69,7 @@ def test_another_epoch_is_another_sequence() -> None:
 
 
 def test_tails_go_by_turns_where_the_buddy_has_almost_all_blocks() -> None:
-    table = covered(s=hashes(1, 2, 3), t=hashes(4), u=hashes(5, 6, 7, 8))
+    table = covered(s=hashes(1, 2, 3), t=hashes(4), u=hashes(*range(5, 11)))
     assert table.next_tail(B) is None, "the buddy has nothing"
     for _, branch, _ in table.named(B, 100):
         note_state(branch, HistoryState(9, 1))
