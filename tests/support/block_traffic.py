@@ -142,7 +142,7 @@ class BlockTraffic:
     def keep_tail(self, request: Any) -> None:
         """A tail comes of a sequence that runs here, or runs here again later: of where it is now, or was before."""
         size, known = self.world.runner.info.block_size, self.known(request)
-        if not known.hashes:
+        if not known.hashes or not self.world.parts.workload.tables.cache.enabled:
             return
         branch = self.rng.choice([each for each in range(len(request.outputs)) if each not in request.finishes])
         tokens = (request.prompt + request.outputs[branch])[:-1]

@@ -6,6 +6,7 @@ No call holds a sequence up, and no failure is one of the sequence: it has anoth
 """
 
 import asyncio
+import contextlib
 import logging
 import time
 from dataclasses import dataclass, field, replace
@@ -86,6 +87,9 @@ class StandbyOwner:
         self._avoided: dict[Incarnation, float] = {}  # until when
         self._num_calls = 0
         self._told: dict[Incarnation, ToldBuddy] = {}  # workers that may keep something for this one
+        self._loop = asyncio.get_running_loop()
+        self._stepped = asyncio.Event()
+        self._awaits_step = False
         self._memory = memory
         self._sends_tails = isinstance(memory, BlocksInPlace) and memory.bytes_per_block <= MOST_TAIL_BYTES
 
@@ -101,6 +105,22 @@ class StandbyOwner:
                 log.exception("no standbys in this round")
             round_s = min(LONGEST_ROUND_S, max(ROUND_S, ROUND_PER_HISTORY_S * (self.sequences.num_histories - 1)))
             await asyncio.sleep(max(round_s / 2, round_s - (time.monotonic() - began)))
+            await self._wait_for_step(round_s)
+
+    async def _wait_for_step(self, most_s: float) -> None:
+        """Waits for the end of a step: what it has brought is to be at the buddy before a client has seen it."""
+        self._stepped.clear()
+        self._awaits_step = True
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(most_s):
+                await self._stepped.wait()
+
+    def note_round(self) -> None:
+        """The engine's thread says that it has made a step, or had none to make."""
+        if self._awaits_step:
+            self._awaits_step = False
+            with contextlib.suppress(RuntimeError):  # the event loop has ended, and with it the process
+                self._loop.call_soon_threadsafe(self._stepped.set)
 
     async def go_round(self) -> None:
         """Names to each buddy what it is to have now."""

@@ -183,7 +183,7 @@ class Worker:
             runner,
             times,
             self.journal_writer.submit_soon,
-            (self.lease.beat, self.watch.note_round),
+            (self.lease.beat, self.watch.note_round, *([self.standby_owner.note_round] if self.standby_owner else [])),
             min(IDLE_ROUND_S, settings.lease_ms / 4000),
         )
         lease_s = settings.lease_ms / 1000
