@@ -105,14 +105,14 @@ class StandbyOwner:
                 log.exception("no standbys in this round")
             round_s = min(LONGEST_ROUND_S, max(ROUND_S, ROUND_PER_HISTORY_S * (self.sequences.num_histories - 1)))
             await asyncio.sleep(max(round_s / 2, round_s - (time.monotonic() - began)))
-            await self._wait_for_step(round_s)
+            await self._wait_for_step()
 
-    async def _wait_for_step(self, most_s: float) -> None:
+    async def _wait_for_step(self) -> None:
         """Waits for the end of a step: what it has brought is to be at the buddy before a client has seen it."""
         self._stepped.clear()
         self._awaits_step = True
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(most_s):
+            async with asyncio.timeout(LONGEST_ROUND_S):
                 await self._stepped.wait()
 
     def note_round(self) -> None:
