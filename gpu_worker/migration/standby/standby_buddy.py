@@ -68,10 +68,9 @@ class StandbyBuddy:
             kept.tail = None
 
     def _write(self, block: BlockId, content: bytes) -> None:
-        at = 0
+        left = memoryview(content)
         for run in self._memory.open_block(block):
-            run[:] = content[at : at + len(run)]
-            at += len(run)
+            run[:], left = left[: len(run)], left[len(run) :]
         self._memory.keep_block(block)
         self._memory.close_block(block)
 

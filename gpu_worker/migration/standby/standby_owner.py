@@ -35,8 +35,8 @@ REFRESH_S = 2.0  # how often a buddy is told that nothing is new
 CANDIDATES_S = 2.0  # how often it is asked who may be a buddy
 AVOID_S = 10.0  # how long a worker that had no room, or did not answer, is not chosen
 MOST_NAMED = 16_384  # hashes of one call
-# A tail comes with a call that names blocks. A call for a tail alone is made when a part of a block is new in it, and
-# such calls take a small part of the time.
+# A tail is sent when this part of a block is new in it, with a call that names blocks or alone. Calls for tails alone
+# take a small part of the time.
 TAIL_PART = 4
 TAIL_PAUSE = 20.0  # times the last call
 MOST_TAIL_BYTES = 4 << 20
@@ -139,19 +139,19 @@ class StandbyOwner:
     async def _tell_news(self, told: "ToldBuddy") -> None:
         """Calls a buddy, if there is something new for it."""
         has_news = self._has_news(told)
-        num_new = 1 if has_news else max(1, self._blocks.info.block_size // TAIL_PART)
-        found = await self._read_tail(told, num_new) if has_news or time.monotonic() > told.tail_after else None
+        found = await self._read_tail(told) if has_news or time.monotonic() > told.tail_after else None
         if has_news or found is not None:
             await self._tell(told, found)
 
-    async def _read_tail(self, told: "ToldBuddy", num_new: int) -> FoundTail | None:
-        """A tail with at least so many tokens that the buddy was not sent."""
+    async def _read_tail(self, told: "ToldBuddy") -> FoundTail | None:
+        """A tail in which a part of the block is new to the buddy."""
         found = self.sequences.next_tail(told.buddy.incarnation) if self._sends_tails else None
         if found is None:
             return None
         key, branch = found
         num_blocks = len(branch.hashes)
         num_sent = branch.tail[1] if branch.tail[0] == num_blocks else 0
+        num_new = max(1, self._blocks.info.block_size // TAIL_PART)
         read = await self._blocks.read_tail(key, num_blocks, num_sent + num_new, self._read)
         return None if read is None else FoundTail(branch, *read)
 
