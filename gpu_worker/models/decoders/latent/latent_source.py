@@ -69,7 +69,8 @@ class LatentSource:
             return tensor
         if len(tensor) % len(order):
             return tensor  # whoever reads it says what it should be
-        return tensor.unflatten(0, (-1, len(order)))[:, order].flatten(0, 1)
+        moved: Tensor = tensor.unflatten(0, (-1, len(order)))[:, order]
+        return moved.flatten(0, 1)
 
 
 class LatentBlockSource(LatentSource):
@@ -101,7 +102,8 @@ class LatentBlockSource(LatentSource):
         if not half:
             return self._in_order(name, self._blocks.blocks(name))
         dims = self._sizes.plain, self._sizes.values
-        return self._blocks.blocks(whole).unflatten(0, (self._heads, sum(dims)))[:, dims[0] :].flatten(0, 1)
+        heads: Tensor = self._blocks.blocks(whole).unflatten(0, (self._heads, sum(dims)))
+        return heads[:, dims[0] :].flatten(0, 1)
 
 
 def in_halves(source: WeightSource, heads: int, sizes: LatentConfig | None) -> WeightSource:
