@@ -114,8 +114,8 @@ class RecipeSource:
         order, parts, recipe = self._order(name), [], self._recipes[name]
         for part in recipe.of:
             info = self._file.tensors[part]
-            rows = recipe.shape(info.shape)[0]
-            parts.append(held_blocks(self._file.tensor_bytes(part), info.type).view(rows, -1))
+            num_rows = recipe.shape(info.shape)[0]
+            parts.append(held_blocks(self._file.tensor_bytes(part), info.type).view(num_rows, -1))
             self._file.release(part)
         blocks = parts[0] if len(parts) == 1 else torch.cat(parts)
         return blocks if order is None or torch.equal(order, torch.arange(len(order))) else blocks[order]

@@ -47,7 +47,8 @@ class LatentSource:
         tensor = self._source.get(whole)
         dims = self._sizes.plain, self._sizes.values
         keys, values = tensor.view(self._heads, sum(dims), -1).split(dims, dim=1)
-        return (keys.transpose(1, 2) if half == KEYS else values).flatten(0, 1)
+        found: Tensor = keys.transpose(1, 2) if half == KEYS else values
+        return found.flatten(0, 1)
 
     def _whole(self, name: str) -> tuple[str, str]:
         """The name of the matrix that this one is half of, and which; empty: it is none, or stored by itself."""

@@ -135,7 +135,7 @@ def _mixture(header: GgufHeader, first: int) -> dict[str, Any]:
 
 def _halves(header: GgufHeader) -> dict[str, Recipe]:
     """What makes keys and values of a latent, of the layers that do not have it whole alone."""
-    found = {}
+    found: dict[str, Recipe] = {}
     for layer in range(header.layers):
         stored = {part: f"blk.{layer}.attn_{part}_b.weight" for part in ("k", "v")}
         if any(map(header.has, stored.values())) or not header.has(f"blk.{layer}.attn_kv_b.weight"):
