@@ -109,7 +109,7 @@ def _decoder(
         log.warning("model_type %r is not in the table of supported models", content.get("model_type"))
     if content.get("model_type") in PICTURES:
         how.native(None)
-        from gpu_worker.models.through_transformers.picture_decoder import PictureDecoder
+        from gpu_worker.models.through_transformers.pictures.decoder import PictureDecoder
 
         return PictureDecoder.load_with_pictures(path, content, dtype, how.ops, how.device)
     is_plain = not isinstance(source, TextSource) and content.get("quantization_config") is None

@@ -19,7 +19,7 @@ from octavo.cli.doctor import CheckReport
 from octavo.model_files.gguf import GgufFile, TensorInfo, TensorType
 from octavo.model_files.gguf_metadata import Metadata
 from octavo.model_files.gguf_parts import first_parts
-from octavo.model_files.gguf_support import FLOATS, HELD_AS, runs_through_transformers
+from octavo.model_files.gguf_support import FLOATS, GPT, HELD_AS, runs_through_transformers
 from octavo.model_files.quantization import (
     LLAMA_LIKE,
     MIXTURES,
@@ -193,7 +193,7 @@ def _of_file(path: Path) -> ModelSize:
         if rank := metadata.integer(f"{kind}.attention.kv_lora_rank", 0):  # one vector for all heads
             kv_heads, width = 1, rank + metadata.integer(f"{kind}.rope.dimension_count", 0)
         count, top = (metadata.integer(f"{kind}.expert_{what}", 0) for what in ("count", "used_count"))
-        kept = _kept_by_transformers if runs_through_transformers(file) else _kept
+        kept = _decoded if kind in GPT else _kept_by_transformers if runs_through_transformers(file) else _kept
         recurrent = {match[1] for match in map(RECURRENT.fullmatch, file.tensors) if match}
         without_keys = sum(f"{layer}.attn_k.weight" not in file.tensors for layer in recurrent)
         return ModelSize(
@@ -216,6 +216,10 @@ def _kept_by_transformers(tensor: TensorInfo) -> float:
     if tensor.type in FLOATS or DECODED.fullmatch(tensor.name):
         return 4.0
     return Q8 if tensor.type == TensorType.MXFP4 else _kept(tensor)
+
+
+def _decoded(_: TensorInfo) -> float:
+    return 4.0
 
 
 def _kept(tensor: TensorInfo) -> float:

@@ -147,6 +147,12 @@ def test_experts_of_a_file_through_transformers_are_kept_as_they_are(tmp_path):
         assert f"weights take {held} MiB; keys and values 2 KiB a token" in detail, kind
 
 
+def test_a_file_of_a_model_like_gpt_is_decoded(tmp_path):
+    shapes = {"token_embd": (1024, 1024), "blk.0.ffn_up": (1024, 1024)}
+    path = write_bare(tmp_path / "x.gguf", "gpt2", 2, shapes, "Q8_0")
+    assert "weights take 8 MiB" in model_size.size(str(path)).detail
+
+
 @pytest.mark.parametrize(("recurrent", "attends", "kib"), [(3, False, 1), (3, True, 4), (4, False, 0)])
 def test_layers_of_a_file_that_are_recurrent_alone_have_no_keys(recurrent, attends, kib, tmp_path):
     shapes = {f"blk.{layer}.ssm_out": (64, 64) for layer in range(recurrent)}

@@ -5,7 +5,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from gpu_worker.models.through_transformers.picture_config import PicturePatches
+from gpu_worker.models.through_transformers.pictures.config import PicturePatches
 from octavo.request.errors import InvalidArgument
 
 

@@ -1,4 +1,4 @@
-"""Reads the tensors of a GGUF file as a model of Transformers has them in memory (`families`)."""
+"""The tensors of a GGUF file as a model of Transformers has them, made by the recipes of its family (`families`)."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -9,9 +9,8 @@ from torch import Tensor
 from gpu_worker.models.checkpoint.weights import FLOATS, ProgressCallback
 from gpu_worker.models.gguf.held_blocks import held_blocks
 from gpu_worker.models.gguf.recipes import Family, Recipe, unchanged
-from gpu_worker.models.gguf.tensors import KERNELS, ROPE_FACTORS, dequantize, read_tensor
+from gpu_worker.models.gguf.tensors import ROPE_FACTORS, block_format, dequantize, read_tensor
 from octavo.model_files.gguf import GgufFile
-from octavo.model_files.gguf_support import FLOATS as FLOAT_TYPES
 from octavo.request.errors import BadModel
 
 # What the tensors of all experts of a layer are made of, by their names in memory.
@@ -93,13 +92,11 @@ class RecipeSource:
 
     def block_format(self, name: str) -> str:
         if name in self._experts:
-            kind = self._file.tensors[self._experts[name].stored].type
-            return FLOATS if kind in FLOAT_TYPES else KERNELS.get(kind, "")
+            return block_format(self._file.tensors[self._experts[name].stored].type)
         infos = [self._file.tensors[part] for part in self._recipe(name).of]
-        kinds = {info.type for info in infos}
-        if len(kinds) > 1 or kinds & set(FLOAT_TYPES) or self._order(name) is None:
+        if len({info.type for info in infos}) > 1 or self._order(name) is None:
             return FLOATS
-        return KERNELS.get(infos[0].type, "")
+        return block_format(infos[0].type)
 
     def shape(self, name: str) -> tuple[int, ...]:
         if name in self._experts:
