@@ -82,8 +82,7 @@ def convert(
     of_kinds = (each for each in (gguf_gpt, gguf_recurrent) if arch in each.OWN_SETTINGS)
     how = next(of_kinds, sys.modules[__name__])
     settings = how.settings_of(config, arch)
-    for key, value in (settings | (more or {})).items():
-        _add(writer, f"{arch}.{key}", value)
+    add_settings(writer, settings | (more or {}), arch)
     _add_vocabulary(writer, config["vocab_size"])
     for name, tensor in (extra or {}).items():
         writer.add_tensor(name, tensor.numpy())
@@ -115,6 +114,11 @@ def _add_vocabulary(writer: gguf.GGUFWriter, size: int) -> None:
     writer.add_token_list([*letters, *words])
     writer.add_token_types([gguf.TokenType.NORMAL] * size)
     writer.add_token_merges([f"{word[0]} {word[1]}" for word in words])
+
+
+def add_settings(writer: gguf.GGUFWriter, settings: dict[str, Any], arch: str) -> None:
+    for key, value in settings.items():
+        _add(writer, f"{arch}.{key}", value)
 
 
 def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
