@@ -10,7 +10,7 @@ from torch import Tensor
 from gpu_worker.models.checkpoint import mxfp4
 from gpu_worker.models.checkpoint.weights import FLOATS
 from gpu_worker.models.gguf.held_blocks import held_blocks
-from gpu_worker.models.gguf.recipes import PARTS, Family, Join, unchanged
+from gpu_worker.models.gguf.recipes import PARTS, Family, Recipe
 from gpu_worker.models.gguf.tensors import ROPE_FACTORS, block_format, dequantize
 from octavo.model_files.gguf import GgufFile, TensorInfo, TensorType
 from octavo.request.errors import BadModel
@@ -20,7 +20,7 @@ class TensorPlace(NamedTuple):
     """Where a tensor lies: all of a stored one, or one of the parts that it is divided into."""
 
     stored: str
-    join: Join
+    recipe: Recipe
     part: int = 0
     num_parts: int = 1
 
@@ -33,7 +33,7 @@ class ExpertSource:
         self._experts_of_a_layer = int(family.config["num_local_experts"])
         self._ends = ("weight", "bias") if family.config["model_type"] == "gpt_oss" else ("weight",)
         whole = {name: recipe for name, recipe in family.recipes.items() if ".experts." not in name}
-        self._places = {name: TensorPlace(recipe.of[0], recipe.join) for name, recipe in whole.items()}
+        self._places = {name: TensorPlace(recipe.of[0], recipe) for name, recipe in whole.items()}
         self._mxfp4: dict[str, str] = {}  # how stored tensors in MXFP4 are kept
         for layer in range(int(family.config["num_hidden_layers"])):
             is_mixed = any(f"blk.{layer}.ffn_{part}_exps.weight" in file.tensors for part in PARTS)
@@ -50,7 +50,7 @@ class ExpertSource:
     def get(self, name: str) -> Tensor:
         info, shape = self._info(name), self._shape(name)
         values = dequantize(self._bytes(name), info.type, torch.Size(shape).numel())
-        return self._places[name].join([torch.from_numpy(values).view(shape)])
+        return self._places[name].recipe.join([torch.from_numpy(values).view(shape)])
 
     def block_format(self, name: str) -> str:
         kind = self._info(name).type
@@ -64,18 +64,21 @@ class ExpertSource:
         blocks = held_blocks(self._bytes(name), self._info(name).type).view(self._shape(name)[0], -1)
         if self._info(name).type == TensorType.MXFP4:
             return mxfp4.as_blocks(*_scaled(blocks), paired=False)
-        return self._places[name].join([blocks])
+        return self._places[name].recipe.join([blocks])
 
     def _experts(self, layer: int) -> Mapping[str, TensorPlace]:
         """The matrices and biases of a layer's experts, by the names of Qwen's checkpoints."""
         found, count = {}, self._experts_of_a_layer
         for part, end in product(PARTS, self._ends):
-            stored = f"blk.{layer}.ffn_{part}_exps.{end}"
+            stored, both = (f"blk.{layer}.ffn_{each}_exps.{end}" for each in (part, "gate_up"))
+            halves = 2 if part != "down" and both in self._file.tensors else 1  # gates, and what they gate
+            stored = both if halves == 2 else stored
             if stored in self._file.tensors and self._file.tensors[stored].shape[0] != count:
                 raise BadModel(f"{self._file.path.name}: tensor {stored!r} has not {count} experts")
             for expert in range(count):
                 name = f"model.layers.{layer}.mlp.experts.{expert}.{part}_proj.{end}"
-                found[name] = TensorPlace(stored, unchanged, expert, count)
+                place = expert * halves + (halves == 2 and part == "up")
+                found[name] = TensorPlace(stored, Recipe((stored,)), place, count * halves)
         return found
 
     def _format_of_mxfp4(self, stored: str) -> str:
@@ -91,8 +94,11 @@ class ExpertSource:
         return self._file.tensors[self._places[name].stored]
 
     def _shape(self, name: str) -> tuple[int, ...]:
-        shape = tuple(self._info(name).shape)
-        return shape[1:] if self._places[name].num_parts > 1 else shape
+        """Of a part, rows of one expert: all of its own, or half of those of its gate and of what that gates."""
+        shape, place = tuple(self._info(name).shape), self._places[name]
+        if place.num_parts == 1:
+            return place.recipe.shape(shape)
+        return shape[0] * shape[1] // place.num_parts, *shape[2:]
 
     def _bytes(self, name: str) -> memoryview:
         place = self._places[name]

@@ -81,7 +81,7 @@ class RecipeSource:
             self._release(rows)
             return torch.from_numpy(values).view(rows.num_rows, rows.columns)
         recipe = self._recipe(name)
-        joined = recipe.join([read_tensor(self._file, part) for part in recipe.of])
+        joined = recipe.join([self._read(recipe, part) for part in recipe.of])
         for part in recipe.of:
             self._file.release(part)
         return joined
@@ -101,7 +101,8 @@ class RecipeSource:
     def shape(self, name: str) -> tuple[int, ...]:
         if name in self._experts:
             return self._experts[name].num_rows, self._experts[name].columns
-        shapes = [tuple(self._file.tensors[part].shape) for part in self._recipes[name].of]
+        recipe = self._recipes[name]
+        shapes = [recipe.shape(self._file.tensors[part].shape) for part in recipe.of]
         return (sum(shape[0] for shape in shapes), *shapes[0][1:])
 
     def blocks(self, name: str) -> Tensor:
@@ -110,13 +111,18 @@ class RecipeSource:
             blocks = held_blocks(self._bytes(rows), self._file.tensors[rows.stored].type).view(rows.num_rows, -1)
             self._release(rows)
             return blocks
-        order, parts = self._order(name), []
-        for part in self._recipes[name].of:
+        order, parts, recipe = self._order(name), [], self._recipes[name]
+        for part in recipe.of:
             info = self._file.tensors[part]
-            parts.append(held_blocks(self._file.tensor_bytes(part), info.type).view(info.shape[0], -1))
+            num_rows = recipe.shape(info.shape)[0]
+            parts.append(held_blocks(self._file.tensor_bytes(part), info.type).view(num_rows, -1))
             self._file.release(part)
         blocks = parts[0] if len(parts) == 1 else torch.cat(parts)
         return blocks if order is None or torch.equal(order, torch.arange(len(order))) else blocks[order]
+
+    def _read(self, recipe: Recipe, part: str) -> Tensor:
+        stored = read_tensor(self._file, part)
+        return stored.view(recipe.shape(stored.shape))
 
     def _recipe(self, name: str) -> Recipe:
         if name not in self._recipes:
@@ -125,7 +131,7 @@ class RecipeSource:
 
     def _order(self, name: str) -> Tensor | None:
         recipe = self._recipes[name]
-        return order_of_rows(recipe, [tuple(self._file.tensors[part].shape) for part in recipe.of])
+        return order_of_rows(recipe, [recipe.shape(self._file.tensors[part].shape) for part in recipe.of])
 
     def _bytes(self, rows: ExpertMatrix) -> memoryview:
         data = self._file.tensor_bytes(rows.stored)

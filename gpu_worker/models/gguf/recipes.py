@@ -33,11 +33,21 @@ def as_row(parts: Sequence[Tensor]) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How a tensor of the model is made of tensors of the file. `columns` are where its columns come from."""
+    """How a tensor of the model is made of tensors of the file. `columns` are where its columns come from.
+
+    `by_head`: a tensor of the file has a matrix for each head, which are taken as one, one below the other.
+    """
 
     of: tuple[str, ...]
     join: Join = unchanged
     columns: Tensor | None = None
+    by_head: bool = False
+
+    def shape(self, stored: Sequence[int]) -> tuple[int, ...]:
+        """That of a tensor of the file, as it is taken."""
+        if not self.by_head:
+            return tuple(stored)
+        return torch.Size(stored[:-1]).numel(), stored[-1]
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from gpu_worker.models.decoders import llama
 from gpu_worker.models.decoders.config import LlamaConfig
 from gpu_worker.models.decoders.decoder import Decoder
 from gpu_worker.models.decoders.gpt_families import is_gpt_like
+from gpu_worker.models.decoders.latent.latent_source import in_halves
 from gpu_worker.models.fingerprint import model_fingerprint
 from gpu_worker.models.gguf.families import read_family
 from gpu_worker.models.gguf.header import GgufHeader, architecture
@@ -48,10 +49,11 @@ def load_gguf(name: str, path: Path, how: LoadOptions) -> LoadedModel:
 
 
 def _gguf_decoder(name: str, file: GgufFile, dtype: torch.dtype, how: LoadOptions) -> Decoder:
-    content, source = source_of(file)
+    content, stored = source_of(file)
     if is_gpt_like(content):
-        return gpt_decoder(source, content, dtype, how)
-    config = llama.with_stored_parts(LlamaConfig.from_dict(content).limited_to(how.context_tokens), source.names())
+        return gpt_decoder(stored, content, dtype, how)
+    config = llama.with_stored_parts(LlamaConfig.from_dict(content).limited_to(how.context_tokens), stored.names())
+    source = in_halves(stored, config.num_heads, config.latent)
     if how.native(config):
         return native(source, config, dtype, how, PackedFiles(name, file.paths, [], dtype, how))
     if how.keeps:

@@ -49,7 +49,7 @@ HEAD = re.compile(r"(.*\.)?lm_head\.weight|output\.weight")
 OF_TEXT = re.compile(r"(model\.)?(language_model|text_model)\..+|lm_head\..+")
 # What chooses experts, and matrices that others multiply with, stay in floats where Transformers' code runs.
 NOT_ROUNDED = re.compile(r".*\.(gate|router|shared_expert_gate|wg|gating|dt_proj|kv_b_proj)\.weight")
-DECODED = re.compile(r".*\.(attn_(k|v|kv)_b|ssm_dt)\.weight")  # of these, what GGUF files call otherwise
+DECODED = re.compile(r".*\.ssm_dt\.weight")  # of these, what GGUF files call otherwise
 RECURRENT = re.compile(r"(blk\.\d+)\.(ssm_|shortconv\.).*")
 LEAST_ROWS = 16  # of a matrix that is rounded
 COLUMNS = 32  # it has a multiple of
