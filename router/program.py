@@ -50,7 +50,9 @@ async def serve(settings: RouterSettings) -> int:
     )
     try:
         tokenizer = await before(stop.asked, asyncio.to_thread(given_tokenizer, settings.tokenizer))
-        secret = await before(stop.asked, until_answered(lambda: open_with_secret(store), pause_s=0.5, what="start"))
+        secret = await before(
+            stop.asked, until_answered(lambda: open_with_secret(store), pause_s=0.5, what="start (is --store right?)")
+        )
         tracer = open_tracer("router", settings.traces_endpoint, settings.traces_share)
         router = Router(settings, store, secret, new_incarnation(), tokenizer, tally, tracer)
         await before(stop.asked, router.start())

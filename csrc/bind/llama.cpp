@@ -58,6 +58,20 @@ class Values {
     py::dict values_;
 };
 
+// Empty: each head has keys and values.
+LatentSizes latent_of(const py::dict& dict) {
+    Values values(dict, "latent");
+    LatentSizes latent;
+    values.take("rank", latent.rank);
+    values.take("query_rank", latent.query_rank);
+    values.take("rotated", latent.rotated);
+    values.take("plain", latent.plain);
+    values.take("values", latent.values);
+    values.take("eps", latent.eps);
+    values.end();
+    return latent;
+}
+
 LlamaSizes sizes_of(const py::dict& dict) {
     Values values(dict, "sizes");
     LlamaSizes sizes;
@@ -77,6 +91,9 @@ LlamaSizes sizes_of(const py::dict& dict) {
     values.take("post_norms", sizes.post_norms);
     values.take("sum_scale", sizes.sum_scale);
     values.take("logit_divisor", sizes.logit_divisor);
+    py::dict latent;
+    values.take("latent", latent);
+    sizes.latent = latent_of(latent);
     values.end();
     return sizes;
 }
@@ -98,6 +115,7 @@ void take_experts(Values& values, Experts& experts) {
     values.take("router_correction", experts.correction);
     values.take("groups", experts.groups);
     values.take("top_groups", experts.top_groups);
+    values.take("group_best", experts.group_best);
     values.take("swiglu_alpha", experts.alpha);
     values.take("swiglu_limit", experts.limit);
 }
@@ -110,6 +128,9 @@ LlamaLayer layer_of(py::handle dict) {
     values.take("attended_norm", layer.attended_norm);
     values.take("output_norm", layer.output_norm);
     values.take("qkv", layer.qkv);
+    values.take("queries", layer.queries);
+    values.take("latent_keys", layer.latent_keys);
+    values.take("latent_values", layer.latent_values);
     values.take("out", layer.out);
     values.take("gate_up", layer.gate_up);
     values.take("down", layer.down);

@@ -77,6 +77,15 @@ bool Llama::all_have_heads() const {
     return !shares_attention() || share_.kv_heads.count * (group() + 2) >= share_.team->stage_size();
 }
 
+std::int64_t Llama::qkv_rows() const {
+    const LatentSizes& latent = sizes_.latent;
+    if (latent.rank == 0) {
+        return (queries().count + keys().count + values().count) * sizes_.head_dim;
+    }
+    return (latent.query_rank > 0 ? latent.query_rank : sizes_.heads * (latent.rotated + latent.plain)) +
+           sizes_.head_dim;
+}
+
 bool Llama::normed_together(const LlamaLayer& layer) const {
     return layer.q_norm.given() && layer.q_norm.ndim == 1 && layer.q_norm.shape[0] != sizes_.head_dim;
 }
@@ -111,7 +120,7 @@ void Llama::run(const TensorRef& hidden, const LlamaStep& step, const std::vecto
         space_->own.push_back(of_heads(layer, share_.kv_heads));
     }
     const LlamaSizes& s = sizes_;
-    const std::int64_t n = step.token_ids.shape[0], queries = s.heads * s.head_dim, alone = room_ == nullptr ? n : 0;
+    const std::int64_t n = step.token_ids.shape[0], alone = room_ == nullptr ? n : 0;
     const std::int64_t widest = TeamRoom::widest(s);
     PlanShare among;
     if (shares_attention()) {
@@ -120,8 +129,8 @@ void Llama::run(const TensorRef& hidden, const LlamaStep& step, const std::vecto
     space_->x.take(alone * s.hidden);
     space_->apart.take(s.sums_apart() ? alone * s.hidden : 0);
     space_->normed.take(n * s.hidden);
-    space_->qkv.take(n * results_apart((this->queries().count + keys().count + values().count) * s.head_dim));
-    space_->attended.take(alone * queries);
+    space_->qkv.take(n * results_apart(qkv_rows()));
+    space_->attended.take(alone * s.attended());
     space_->gate_up.take(n * results_apart(2 * share_.inner.count));
     space_->inner.take(alone * s.inner);
     space_->low.take(step.loras.empty() ? 0 : step.lora_rows.shape[0] * lora_low_rows(step));
@@ -131,6 +140,10 @@ void Llama::run(const TensorRef& hidden, const LlamaStep& step, const std::vecto
         if (!layer.experts.router.empty()) {
             space_->experts.take(layer.experts, expert_part(layer.experts, share_), s.hidden, n);
         }
+    }
+    if (s.latent.rank > 0) {
+        space_->take_latents(s, n);
+        space_->latent_groups = latent_groups(step.batch.seq_lens.shape[0]);
     }
     const std::int64_t parts = is_staged() ? std::min(kParts, n) : 1;
     for (std::int64_t i = 0; i < parts; ++i) {
@@ -142,7 +155,8 @@ void Llama::run(const TensorRef& hidden, const LlamaStep& step, const std::vecto
             part.first = 0;
         }
         for (auto& [window, plan] : part.plans) {
-            plan.build(part.step.batch, share_.kv_heads.count, group(), s.head_dim, window, among);
+            const std::int64_t heads = share_.kv_heads.count * space_->latent_groups;
+            plan.build(part.step.batch, heads, group() / space_->latent_groups, s.head_dim, window, among);
         }
     }
     Pool& pool = Pool::instance();

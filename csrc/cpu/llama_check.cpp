@@ -69,8 +69,8 @@ void Llama::check_model() const {
         check_hosts();
     }
     check_heads();
-    const std::int64_t queries = s.heads * s.head_dim, own_hidden = share_.hidden.count;
-    const std::int64_t qkv_rows = (this->queries().count + keys().count + values().count) * s.head_dim;
+    check_latents();
+    const std::int64_t own_hidden = share_.hidden.count, qkv_rows = this->qkv_rows();
     expect_weight(head_, "head", share_.vocab.count, s.hidden);
     expect_vector(norm_, "norm", s.hidden);
     expect(cos_, "cos", {kAny, kAny}, DType::kF32);
@@ -89,7 +89,7 @@ void Llama::check_model() const {
             expect(layer.sin, "sin", {cos_.shape[0], cos_.shape[1]}, DType::kF32);
         }
         expect_stack(layer.qkv, "qkv", qkv_rows, s.hidden);
-        expect_stack(layer.out, "out", own_hidden, queries);
+        expect_stack(layer.out, "out", own_hidden, s.attended());
         check_experts_share(layer.experts);
         if (layer.experts.router.empty()) {
             expect_stack(layer.gate_up, "gate_up", 2 * share_.inner.count, s.hidden);
@@ -99,7 +99,7 @@ void Llama::check_model() const {
         expect_vector(layer.out_bias, "out_bias", own_hidden, true);
         expect_vector(layer.gate_up_bias, "gate_up_bias", 2 * share_.inner.count, true);
         expect_vector(layer.down_bias, "down_bias", own_hidden, true);
-        check_head_norms(layer);
+        s.latent.rank > 0 ? check_latent(layer) : check_head_norms(layer);
         expect_vector(layer.sinks, "sinks", s.heads, true);
         require(layer.window >= 0, "window", "is negative");
         check_sparse(layer.sparse, s.heads);
@@ -121,6 +121,40 @@ void Llama::check_experts_share(const Experts& experts) const {
         require(inner <= kMostSize && shared <= kMostSize && experts.top * inner + shared <= sizes_.asked_inner,
                 "sizes", "have too small an asked_inner");
     }
+}
+
+// One process computes them, and what a page holds of a token is what they say.
+void Llama::check_latents() const {
+    const LatentSizes& latent = sizes_.latent;
+    for (const std::int64_t size : {latent.rank, latent.query_rank, latent.rotated, latent.plain, latent.values}) {
+        require(size >= 0 && size <= kMostSize, "latent", "has a size that is negative, or no model's");
+    }
+    if (latent.rank > 0) {
+        require(latent.plain > 0 && latent.values > 0 && std::isfinite(latent.eps), "latent",
+                "has a size that is not positive");
+        require(sizes_.kv_heads == 1 && sizes_.head_dim == latent.rotated + latent.rank, "latent",
+                "is not what a page holds of a token");
+        require(cos_.ndim == 2 && cos_.shape[1] == latent.rotated, "latent", "has other angles than queries");
+        require(share_.team == nullptr, "latent", "is of a model that no group divides");
+    }
+}
+
+void Llama::check_latent(const LlamaLayer& layer) const {
+    const LatentSizes& latent = sizes_.latent;
+    const std::int64_t heads = sizes_.heads;
+    expect_stack(layer.queries, "queries", latent.query_rank > 0 ? heads * (latent.rotated + latent.plain) : 0,
+                 latent.query_rank);
+    const auto expect_heads = [heads](const Stack& stack, const char* name, std::int64_t rows, std::int64_t cols) {
+        require(stack.size() == 1, name, "is not one matrix");
+        expect_stack(stack, name, heads * rows, cols);
+        require(!stack.front().packed() || rows % kGroupRows == 0, name, "has heads that are not whole groups of rows");
+    };
+    expect_heads(layer.latent_keys, "latent_keys", latent.rank, latent.plain);
+    expect_heads(layer.latent_values, "latent_values", latent.values, latent.rank);
+    expect_vector(layer.q_norm, "q_norm", latent.query_rank, latent.query_rank == 0);
+    expect_vector(layer.k_norm, "k_norm", latent.rank);
+    require(layer.window == 0 && layer.rotated && !layer.sinks.given() && !layer.cos.given(), "latent",
+            "is of a layer with a window, with sinks or with angles of its own");
 }
 
 // Both for a head, or both for all heads together.

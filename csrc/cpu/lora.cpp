@@ -158,6 +158,7 @@ void add_lora(PoolThread& thread, int threads, const LlamaStep& step, const Lora
 
 void Llama::check_lora(const Lora& lora) const {
     const std::int64_t queries = sizes_.heads * sizes_.head_dim, keys = sizes_.kv_heads * sizes_.head_dim;
+    require(sizes_.latent.rank == 0, "lora", "is for a model whose heads have keys of their own");
     require(lora.layers.size() == layers_.size(), "lora", "has another number of layers");
     for (const LoraLayer& layer : lora.layers) {
         check_lora_stack(layer.qkv, "qkv", queries + 2 * keys, sizes_.hidden);

@@ -19,7 +19,7 @@ class TeamRoom : public TeamOrder {
     }
     // Numbers that a product takes of a token, at most.
     static std::int64_t widest(const LlamaSizes& sizes) {
-        return std::max({sizes.hidden, sizes.heads * sizes.head_dim, sizes.inner});
+        return std::max({sizes.hidden, sizes.attended(), sizes.inner, sizes.latent.query_rank});
     }
 
     // [tokens, hidden], [tokens, heads head_dim], [tokens, inner_of(sizes)], [kRows, hidden], [kRows, vocab]

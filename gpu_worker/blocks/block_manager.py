@@ -136,6 +136,18 @@ class BlockManager:
         """Registers a used block that is full and computed, so that other branches can share it by its hash."""
         self.cache.insert(block_hash, block)
 
+    def take_tail(self, name: BlockHash) -> BlockId | None:
+        """Takes the block of a tail out of the prefix cache, for the caller alone. None: it is not here, or in use."""
+        block = self.cache.forget_tail(name)
+        if block is not None:
+            self.refs[block] = 1
+        return block
+
+    def drop_tail(self, name: BlockHash) -> None:
+        """Frees the block of a tail, if it is here and nobody reads it."""
+        if (block := self.take_tail(name)) is not None:
+            self.release([block])
+
     def reserve(self, num_blocks: int) -> "Reservation":
         """Takes blocks for work that may fail: `with manager.reserve(n) as reservation: ...; reservation.commit()`."""
         if num_blocks > self.num_available:

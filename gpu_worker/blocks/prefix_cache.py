@@ -41,6 +41,7 @@ class PrefixCache:
         self._idle_kept: OrderedDict[BlockId, None] = OrderedDict()
         self.kept: frozenset[BlockHash] = frozenset()
         self.standby: set[BlockHash] = set()
+        self.tails: set[BlockHash] = set()  # blocks that are not full, of standbys: a branch takes one for its own
         self.num_standby_lost = 0  # how often a block of `standby` has left device and host pool
         self.on_host: OrderedDict[BlockHash, HostBlockId] = OrderedDict()  # the least recently used first
         self._events: list[CacheChange] = []
@@ -134,6 +135,16 @@ class PrefixCache:
         self._forget(block)
         return block
 
+    def forget_tail(self, name: BlockHash) -> BlockId | None:
+        """Forgets a tail, and returns its block, whose content stays. None: it is not here, or somebody has it."""
+        block = self._blocks.get(name) if name in self.tails else None
+        if block is None or not self.is_idle(block):
+            return None
+        self.standby.discard(name)
+        self.revive(block)
+        self._forget(block)
+        return block
+
     def next_evicted(self, count: int) -> list[tuple[BlockHash, BlockId]]:
         """The first `count` blocks that would be evicted now, in that order."""
         idle = chain(self._idle, self._idle_standby, self._idle_kept)
@@ -145,8 +156,10 @@ class PrefixCache:
         `refs` says how many tables have each block.
         """
         used = sorted((block for block in self._hashes if refs[block]), key=lambda block: -refs[block])
+        tails = {self._blocks[name] for name in self.tails}
         last_idle = chain(reversed(self._idle_kept), reversed(self._idle), reversed(self._idle_standby))
-        return [self._hashes[block] for block in islice(chain(used, last_idle), limit)]
+        full = (block for block in chain(used, last_idle) if block not in tails)
+        return [self._hashes[block] for block in islice(full, limit)]
 
     # Copies in the host pool
 
@@ -198,6 +211,7 @@ class PrefixCache:
             ("an idle block is in use or unknown", any(refs[b] or b not in self._hashes for b in idle)),
             ("a known block is neither idle nor used", any(not refs[b] and b not in idle for b in self._hashes)),
             ("an idle block is in two orders", len(idle) != self.num_idle),
+            ("a tail is not here", not self.tails <= self._blocks.keys()),
             (
                 "an idle block is kept in the wrong order",
                 any(b not in self._idle_of(self._hashes[b]) for b in idle),
@@ -208,6 +222,7 @@ class PrefixCache:
     def _forget(self, block: BlockId) -> None:
         block_hash = self._hashes.pop(block)
         del self._blocks[block_hash]
+        self.tails.discard(block_hash)
         if block_hash in self.on_host:
             self.on_host.move_to_end(block_hash)
             self._events.append((DEMOTED, block_hash))

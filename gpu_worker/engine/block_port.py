@@ -18,7 +18,7 @@ from gpu_worker.engine.picture_loader import PictureLoader
 from gpu_worker.scheduling.block_exchange import BlockExchange, BlockImport, PinnedBlocks, WantedBlock
 from gpu_worker.scheduling.freezer import Freezer, FrozenSequence, PromptProgress
 from gpu_worker.scheduling.scheduler import Scheduler
-from gpu_worker.scheduling.standby_blocks import HistoryKey, StandbyBlocks
+from gpu_worker.scheduling.standby_blocks import HistoryKey, StandbyBlocks, Tail
 from gpu_worker.scheduling.state.sequence import FINISHED, Sequence
 from gpu_worker.scheduling.state.workload import Workload
 from gpu_worker.steps.runner import RunnerInfo
@@ -34,7 +34,7 @@ from octavo.request.errors import (
     ServingError,
     Unimplemented,
 )
-from octavo.request.ids import BlockHash, SequenceId
+from octavo.request.ids import BlockHash, BlockId, SequenceId
 from octavo.request.record import Admission
 
 T = TypeVar("T")
@@ -222,6 +222,16 @@ class BlockPort:
     async def stand_by(self, begun: Seq[BlockHash], ended: Seq[BlockHash]) -> None:
         """Keeps the blocks of further hashes, and no longer those of others."""
         await self._ask(self._standby.keep, begun, ended)
+
+    async def read_tail(
+        self, key: HistoryKey, num_blocks: int, least: int, read: Callable[[BlockId], bytes]
+    ) -> tuple[int, Tail] | None:
+        """The block behind so many sealed ones of a history, and how many tokens it has: `StandbyBlocks.read_tail`."""
+        return await self._ask(self._standby.read_tail, key, num_blocks, least, read)
+
+    async def put_tail(self, tail: Tail, ended: BlockHash | None, write: Callable[[BlockId, bytes], None]) -> bool:
+        """Keeps a tail, and no longer another one. False: there is no room for it."""
+        return await self._ask(self._standby.put_tail, tail, ended, write)
 
     @property
     def num_standby_lost(self) -> int:

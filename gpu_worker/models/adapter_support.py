@@ -4,9 +4,10 @@ from pathlib import Path
 
 from gpu_worker.models import generation_config
 from gpu_worker.models.decoders.config import LlamaConfig, is_llama_like, is_mixture
+from gpu_worker.models.decoders.gpt_families import is_gpt_like
 from gpu_worker.models.decoders.lora_weights import support_of
-from gpu_worker.models.gguf.experts import source_of
-from gpu_worker.models.gguf.tensors import architecture
+from gpu_worker.models.gguf.header import architecture
+from gpu_worker.models.gguf.sources import source_of
 from gpu_worker.models.model_kind import TEXT_PARTS, refuse_unservable
 from gpu_worker.models.text_part import text_config
 from octavo.model_files.gguf import GgufFile
@@ -30,4 +31,5 @@ def support_in(path: Path) -> LoraSupport:
         architecture(file)
         if runs_through_transformers(file):
             return NO_LORA
-        return support_of(LlamaConfig.from_dict(source_of(file)[0]))
+        content = source_of(file)[0]
+        return NO_LORA if is_gpt_like(content) else support_of(LlamaConfig.from_dict(content))

@@ -40,7 +40,7 @@ TEXT_PARTS = (
     *("mistral3", "ovis2", "qwen3_5", "qwen3_5_moe", "smolvlm", "vipllava"),
 )
 
-# Those of them whose pictures are read: gpu_worker/models/through_transformers/picture_decoder.py.
+# Those of them whose pictures are read: gpu_worker/models/through_transformers/pictures/decoder.py.
 PICTURES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
 
 PARTS = ("text_config", "vision_config", "audio_config", "audio_encoder_config")  # of configurations of such models
@@ -176,12 +176,12 @@ OWN_DECODERS: dict[str, str] = dict.fromkeys((*LLAMA_LIKE, *quantization.MIXTURE
 )
 THROUGH_TRANSFORMERS = (
     *("afmoe", "apertus", "arcee", "aria_text", "axk1", "beam", "biogpt", "bitnet", "cohere", "cohere2"),
-    *("cohere2_moe", "cohere_compass_text", "ctrl", "cwm", "dbrx", "deepseek_v2", "deepseek_v3", "ernie4_5"),
+    *("cohere2_moe", "cohere_compass_text", "ctrl", "cwm", "dbrx", "ernie4_5"),
     *("ernie4_5_moe", "flex_olmo", "flint", "fuyu", "gemma3n_text", "gemma4_text", "gemma4_unified_text"),
-    *("glm", "glm4", "glm4_moe_lite", "gpt_bigcode", "gpt_neox", "granite_swa", "granitemoe"),
+    *("glm", "glm4", "gpt_bigcode", "gpt_neox", "granite_swa", "granitemoe"),
     *("granitemoe_swa", "granitemoeshared", "helium", "hunyuan_v1_dense", "hunyuan_v1_moe", "hyperclovax", "jais2"),
-    *("jetmoe", "kolibri1", "laguna", "longcat_flash", "mellum", "minicpm3", "ministral", "ministral3"),
+    *("jetmoe", "kolibri1", "laguna", "longcat_flash", "mellum", "ministral", "ministral3"),
     *("modernbert-decoder", "moshi", "nanochat", "nemotron", "olmo", "opt", "persimmon", "phi"),
-    *("phi4_multimodal", "phimoe", "seed_oss", "stablelm", "starcoder2", "vaultgemma", "youtu"),
+    *("phi4_multimodal", "phimoe", "seed_oss", "stablelm", "starcoder2", "vaultgemma"),
     *STATEFUL,
 )

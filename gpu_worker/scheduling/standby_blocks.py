@@ -3,15 +3,21 @@
 A history is the blocks of one branch from the first one on, by their hashes. It grows as blocks are sealed. At the
 owner of a sequence nothing is held for it: blocks that have left are not sent. At its buddy the blocks are idle ones of
 the prefix cache, which are evicted after those that nobody asked to keep.
+
+The block behind a history, its *tail*, is not full yet. Its first slots do not change any more, so its bytes can be
+read while the sequence runs. At the buddy it is a block of the cache under a hash of the tokens in it; a branch that
+begins with these tokens takes it out of the cache, and writes on in it.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as SequenceOf
 from typing import NamedTuple
 
-from gpu_worker.scheduling.state.sequence import FINISHED, SUSPECT, Branch, Sequence
+from gpu_worker.scheduling.block_exchange import BlockExchange
+from gpu_worker.scheduling.state.sequence import FINISHED, RUNNING, SUSPECT, Branch, Sequence
 from gpu_worker.scheduling.state.workload import Workload
-from octavo.request.ids import BlockHash, SequenceId
+from octavo.request.errors import OutOfBlocks
+from octavo.request.ids import BlockHash, BlockId, SequenceId
 
 
 class HistoryKey(NamedTuple):
@@ -22,13 +28,21 @@ class HistoryKey(NamedTuple):
     branch: int
 
 
+class Tail(NamedTuple):
+    """The last block of a branch, in which some tokens are computed."""
+
+    name: BlockHash  # of those tokens after the blocks before
+    content: bytes  # of the whole block: what is behind those tokens means nothing
+
+
 class StandbyBlocks:
-    """Block commands call it: it changes nothing but the order in which idle blocks are evicted."""
+    """Block commands call it: it changes nothing but which blocks are idle, and in what order they are evicted."""
 
     def __init__(self, workload: Workload) -> None:
         self._workload = workload
         self._cache = workload.tables.cache
         self._block_size = workload.info.block_size
+        self._exchange = BlockExchange(workload)
 
     # At the owner
 
@@ -55,6 +69,11 @@ class StandbyBlocks:
             return False
         return not self._workload.info.window_blocks
 
+    def _scores_again(self, branch: Branch) -> bool:
+        """Whether a replay computes the output again, for what is told of it."""
+        params = branch.sequence.params
+        return params.ranked or params.logprobs is not None or params.prompt_logprobs is not None
+
     def _num_useful(self, branch: Branch) -> int:
         """How many sealed blocks a replay would use. It computes again whatever it has to score again."""
         params = branch.sequence.params
@@ -64,7 +83,44 @@ class StandbyBlocks:
             return min(branch.num_sealed, (branch.num_prompt - 1) // self._block_size)
         return branch.num_sealed
 
+    def read_tail(
+        self, key: HistoryKey, num_blocks: int, least: int, read: Callable[[BlockId], bytes]
+    ) -> tuple[int, Tail] | None:
+        """The tail behind so many sealed blocks of a history, and how many tokens it has: at least `least`, or None.
+
+        None also if a replay would not use it, or if its content changes with every token.
+        """
+        sequence = self._workload.sequences.get(key.seq_id)
+        if sequence is None or sequence.epoch != key.epoch or not self._can_replay(sequence):
+            return None
+        branch = next((each for each in sequence.branches if each.index == key.branch), None)
+        if branch is None or self._workload.info.keeps_state:
+            return None
+        num_tokens = branch.num_computed - num_blocks * self._block_size
+        is_there = branch.state is RUNNING and branch.num_output
+        if not is_there or self._scores_again(branch) or not max(1, least) <= num_tokens < self._block_size:
+            return None
+        name = self._workload.tables.tail_name(branch, num_blocks, num_tokens)
+        return num_tokens, Tail(name, read(branch.blocks[num_blocks]))
+
     # At the buddy
+
+    def put_tail(self, tail: Tail, ended: BlockHash | None, write: Callable[[BlockId, bytes], None]) -> bool:
+        """Keeps a tail, and no longer another one. False: there is no room for it."""
+        device = self._workload.tables.device
+        if ended is not None:
+            device.drop_tail(ended)
+        try:
+            held = self._exchange.hold([[tail.name]], to_keep=True)
+        except OutOfBlocks:
+            return False
+        self._cache.stand_by([tail.name], [])
+        for wanted in held.wanted:
+            write(held.block_of(wanted.index), tail.content)
+            self._exchange.seal(held, [wanted.index])
+            self._cache.tails.add(tail.name)
+        self._exchange.release(held)
+        return True
 
     def keep(self, begun: SequenceOf[BlockHash], ended: SequenceOf[BlockHash]) -> None:
         """Keeps the blocks of further hashes, and no longer those of others, each in the order of their prefixes."""

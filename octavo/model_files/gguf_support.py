@@ -10,25 +10,27 @@ from octavo.model_files.gguf_metadata import Metadata
 # converter interleaves the rows, and ERNIE has them so already. With its rows in our order, ERNIE is a Llama.
 INTERLEAVED = ("llama", "mistral3", "smollm3", "ernie4_5")
 PAIRED_ADAPTERS = (*INTERLEAVED, "granite")  # whose rows of queries and keys come in pairs in adapters
+GPT = ("bloom", "falcon", "gpt2", "mpt")  # which octavo's own decoder of models like GPT runs
 # Those that octavo's own decoders run. The tensors of AS_TRANSFORMERS are named as Transformers has them in memory.
-AS_TRANSFORMERS = ("exaone4", "gemma", "gemma2", "gemma3", "granite", "olmo2")
+AS_TRANSFORMERS = (*(*GPT, "deepseek2", "exaone4", "gemma", "gemma2", "gemma3", "granite", "minicpm3", "olmo2"),)
 OWN = (
     *(*INTERLEAVED, *AS_TRANSFORMERS, "dots1", "exaone-moe", "glm4moe", "gpt-oss", "minimax-m2", "olmoe", "phi3"),
     *("qwen2", "qwen2moe", "qwen2vl", "qwen3", "qwen3moe", "qwen3vl", "qwen3vlmoe", "seed_oss"),
 )
 # Those that are decoded, and run by the code of Transformers.
 THROUGH_TRANSFORMERS = (
-    *("afmoe", "apertus", "arcee", "command-r", "cohere2", "deepseek2", "ernie4_5-moe", "gemma3n", "gemma4", "glm4"),
-    *("gptneox", "granitemoe", "hunyuan-dense", "hunyuan-moe", "jais2", "minicpm3", "nemotron", "olmo", "phi2"),
+    *("afmoe", "apertus", "arcee", "command-r", "cohere2", "ernie4_5-moe", "gemma3n", "gemma4", "glm4"),
+    *("gptneox", "granitemoe", "hunyuan-dense", "hunyuan-moe", "jais2", "nemotron", "olmo", "phi2"),
     *("stablelm", "starcoder2"),
     # with recurrent layers
-    *("falcon-h1", "granitehybrid", "jamba", "lfm2", "lfm2moe", "mamba", "mamba2", "qwen35", "qwen35moe", "qwen3next"),
+    *("falcon-h1", "granitehybrid", "jamba", "kimi-linear", "lfm2", "lfm2moe", "mamba", "mamba2", "nemotron_h"),
+    *("nemotron_h_moe", "qwen35", "qwen35moe", "qwen3next"),
 )
 ARCHITECTURES = (*OWN, *THROUGH_TRANSFORMERS)
 WITH_EXPERTS = (
     *("llama", "afmoe", "deepseek2", "dots1", "ernie4_5-moe", "exaone-moe", "gemma4", "glm4moe", "gpt-oss"),
     *("granitemoe", "hunyuan-moe", "minimax-m2", "olmoe", "qwen2moe", "qwen3moe", "qwen3vlmoe"),
-    *("granitehybrid", "jamba", "lfm2moe", "qwen35moe", "qwen3next"),
+    *("granitehybrid", "jamba", "kimi-linear", "lfm2moe", "nemotron_h_moe", "qwen35moe", "qwen3next"),
 )
 
 FLOATS = (TensorType.F32, TensorType.F16, TensorType.BF16)

@@ -10,12 +10,12 @@ from typing import Any
 REMEDY = "use a checkpoint that is not quantized, or a GGUF file"
 MXFP4 = "mxfp4"  # how gpt-oss is published; no other model is read in it
 LLAMA_LIKE = (  # model types whose quantized files are multiplied as they are, beside those of MIXTURES
-    *("llama", "exaone4", "gemma", "gemma2", "gemma3_text", "granite", "internlm3", "iquestcoder", "mistral"),
-    *("olmo2", "olmo3", "phi3", "qwen2", "qwen3", "smollm3"),
+    *("llama", "exaone4", "gemma", "gemma2", "gemma3_text", "granite", "internlm3", "iquestcoder", "minicpm3"),
+    *("mistral", "olmo2", "olmo3", "phi3", "qwen2", "qwen3", "smollm3", "youtu"),
 )
 MIXTURES = (  # whose experts the extension multiplies, too
-    *("dots1", "exaone_moe", "glm4_moe", "gpt_oss", "hy_v3", "minimax_m2", "mixtral", "olmoe", "qwen2_moe"),
-    *("qwen3_moe", "solar_open"),
+    *("deepseek_v2", "deepseek_v3", "dots1", "exaone_moe", "glm4_moe", "glm4_moe_lite", "gpt_oss", "hy_v3"),
+    *("kimi_k2", "minimax_m2", "mixtral", "olmoe", "qwen2_moe", "qwen3_moe", "solar_open"),
 )
 CODED = (*LLAMA_LIKE, *(name for name in MIXTURES if name != "gpt_oss"))  # whose files may be in codes or fp8
 # Models whose files are read neither so nor decoded, as those of models that run through Transformers are.

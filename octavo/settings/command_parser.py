@@ -58,7 +58,11 @@ class CommandParser(argparse.ArgumentParser):
             if name.lower() in _SWITCH_WORDS:
                 hint = "; a switch takes no value: --NAME turns it on, --no-NAME off"
             elif not hint and not name.startswith("-"):
-                hint = "; it takes no text here" if " " in name else "; a text with spaces needs quotes"
+                takes_texts = any(not action.option_strings for action in self._actions)
+                if takes_texts and " " not in name:
+                    hint = "; a text with spaces needs quotes"
+                else:
+                    hint = f"; it takes no text here{', and --model names a model' if '--model' in flags else ''}"
             self.error(f"no such argument: {unknown[0]}{hint}")
 
 

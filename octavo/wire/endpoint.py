@@ -132,7 +132,8 @@ def _parse(text: str, *, lowest_port: int) -> Endpoint:
             raise ValueError("an address of version 6 goes in brackets: [fd00::1]:50051")
         _checked_name(host)
     if not port:
-        raise ValueError(f"has no port; write HOST:PORT, such as {host}:50051")
+        example = f"127.0.0.1:{host}" if host.isdigit() else f"{host}:50051"
+        raise ValueError(f"has no port; write HOST:PORT, such as {example}")
     if not (port.isascii() and port.isdigit() and lowest_port <= int(port[:9]) <= MAX_PORT):
         raise ValueError(f"port must be {lowest_port} to {MAX_PORT}")
     return Endpoint(host, int(port))

@@ -58,6 +58,10 @@ SILENT_S = 2.0  # a worker that sends no report for this long gets no new sequen
 class LinkError(Exception):
     """A call to a worker got no answer. The worker may have done what the call asked for, or not."""
 
+    def __init__(self, message: str, *, broke: bool = False) -> None:
+        super().__init__(message)
+        self.broke = broke  # the connection did, during the call
+
 
 class ProbeResult(Enum):
     """What a probe found out about a worker process.
@@ -124,7 +128,8 @@ class WorkerLink:
             response = await self._call(self._traced_schedule(seq_id), request, SCHEDULE_S)
         except grpc.aio.AioRpcError as error:
             self._declined = True
-            raise LinkError(f"worker {self.worker_id}: Schedule: {error.code().name}") from error
+            broke = error.code() is grpc.StatusCode.UNAVAILABLE
+            raise LinkError(f"worker {self.worker_id}: Schedule: {error.code().name}", broke=broke) from error
         answer = answer_from_wire(response.results[0])
         if answer.admitted:
             self.pending_dispatches.mark_admitted(seq_id)

@@ -224,7 +224,8 @@ class Assigner:
         except LinkError as error:
             log.warning("%s", error)
             self.num_unanswered += 1
-            if was_connected and await link.probe() is ProbeResult.GONE:
+            found = await link.probe() if was_connected else ProbeResult.ALIVE
+            if found is ProbeResult.GONE or (found is ProbeResult.UNKNOWN and error.broke):
                 attempt.reason = TakeReason.CONNECTION  # the worker may have begun the sequence, and died of it
             return not_now(str(error))
 

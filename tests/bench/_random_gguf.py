@@ -34,7 +34,7 @@ def write_q4_k_m(shape: str, directory: Path) -> Path:
     if is_gemma:
         writer.add_value_length(config["head_dim"])
         writer.add_sliding_window(config["sliding_window"])
-    _copy_tokenizer(writer, config["vocab_size"])
+    copy_tokenizer(writer, config["vocab_size"])
     for name, size in sizes_of(config).items():
         stem, _, ending = name.rpartition(".")
         _, _, layer, part = stem.split(".", 3) if stem.startswith("model.layers.") else ("", "", "", stem)
@@ -58,7 +58,7 @@ def _kind(name: str, layer: int, layers: int) -> str:
     return "Q6_K" if name == "token_embd" or (more and name.endswith(("attn_v", "ffn_down"))) else "Q4_K"
 
 
-def _copy_tokenizer(writer: gguf.GGUFWriter, vocab_size: int) -> None:
+def copy_tokenizer(writer: gguf.GGUFWriter, vocab_size: int) -> None:
     fields: dict[str, Any] = {
         name: field.contents() for name, field in gguf.GGUFReader(demo_file()).fields.items() if "tokenizer." in name
     }

@@ -1,10 +1,11 @@
 """Bigger models on a CPU: tokens/s, prompts, memory and starts, of octavo and of peers in turns.
 
-    bigger_models.py [--folder DIR] [--shapes qwen2.5-0.5b ...] [--formats q4 bf16 q4_k_m] [--rounds 2]
-        [--peer NAME FORMATS COMMAND]   (FORMATS: q4,bf16; COMMAND: with {port}, {folder}, {shape} and {format})
+    bigger_models.py [--folder DIR] [--shapes qwen2.5-0.5b ...] [--formats q4 bf16 q4_k_m awq int8 ...] [--rounds 2]
+        [--short] [--peer NAME FORMATS COMMAND]   (FORMATS: q4,bf16; COMMAND: with {port}, {folder}, {shape}, {format})
 
-Writes checkpoints with random weights (of q4_k_m a GGUF file, {folder}/{shape}-q4_k_m.gguf) below DIR, a few GB, and
-leaves them there. One server runs at a time, and greedily: octavo without guesses of tokens, as texts of random weights
+Writes checkpoints with random weights (of q4_k_m a GGUF file, {folder}/{shape}-q4_k_m.gguf; of codes and fp8 a folder,
+{folder}/{shape}-{format}; of a mixture {folder}/{shape}.gguf, by the format `mixture`) below DIR, a few GB, and leaves
+them there. One server runs at a time, and greedily: octavo without guesses of tokens, as texts of random weights
 repeat. A peer is a shell command that serves OpenAI's HTTP API on {port} of 127.0.0.1 until SIGTERM. A start is the
 time from the command to the first token; octavo's first one has an empty folder of packed weights, its second one what
 the first left.
@@ -32,15 +33,19 @@ from pathlib import Path
 
 import psutil
 from _random_checkpoint import SHAPES, write_checkpoint
+from _random_codes import FORMS, write_codes
 from _random_gguf import write_q4_k_m
+from _random_mixtures import MIXTURES, write_mixture
 from _service import describe_machine, free_port, post
 
 FORMATS = {
     "q4": ["--quantization", "q4"],
     "bf16": ["--dtype", "bfloat16", "--quantization", "none"],
     "q4_k_m": [],
+    "mixture": [],
+    **{form: [] for form in FORMS},
 }
-WRITERS = {"q4_k_m": write_q4_k_m}  # others begin with a checkpoint
+WRITERS = {"q4_k_m": write_q4_k_m, "mixture": write_mixture} | {form: partial(write_codes, form) for form in FORMS}
 HTTP_OFFSET = 8000  # of a router of `octavo up`, from its gRPC port
 LONGEST_START_S = 900
 WORDS = ("the", "cat", "sat", "on", "a", "big", "red", "mat", "with", "many", "old", "friends", "near", "blue", "water")
@@ -101,19 +106,22 @@ def _first_token(url: str, process: "subprocess.Popen[bytes]", log: Path) -> str
     raise SystemExit(f"the server did not start: {log} says why\n{log.read_text(errors='replace')[-1500:]}")
 
 
-def measured(server: Server, salt: str) -> Row:
-    """Tokens/s of 1 and 16 streams, prompt tokens/s of unseen prompts of about 500 and 1,700 words, and memory."""
+def measured(server: Server, salt: str, *, is_short: bool = False) -> Row:
+    """Tokens/s of 1 and 16 streams, prompt tokens/s of unseen prompts, and memory. Short: half a minute at most."""
     row = {"start": server.start_s}
-    for streams, requests in ((1, 3), (16, 32)):
+    tokens_each = 48 if is_short else 64
+    for streams, requests in ((1, 1), (16, 16)) if is_short else ((1, 3), (16, 32)):
         prompts = [f"{salt} {streams} {i}: write a story about a cat who travels far away" for i in range(requests)]
         with ThreadPoolExecutor(streams) as pool:
             list(pool.map(lambda prompt: server.complete(f"warm {prompt}", 8), prompts[:streams]))
             began = time.perf_counter()
-            tokens = sum(usage["completion_tokens"] for usage in pool.map(lambda p: server.complete(p, 64), prompts))
-            row[f"tok/s at {streams}"] = tokens / (time.perf_counter() - began)
-    for words in (500, 1700):
+            usages = pool.map(lambda prompt: server.complete(prompt, tokens_each), prompts)
+            row[f"tok/s at {streams}"] = sum(each["completion_tokens"] for each in usages) / (
+                time.perf_counter() - began
+            )
+    for words in (450,) if is_short else (500, 1700):
         rates = []
-        for i in range(3):
+        for i in range(2 if is_short else 3):
             choose = random.Random(f"{salt}{words}{i}")
             prompt = " ".join(choose.choice(WORDS) for _ in range(words))
             began = time.perf_counter()
@@ -123,7 +131,7 @@ def measured(server: Server, salt: str) -> Row:
     return row | server.memory()
 
 
-def octavo_row(source: Path, format_: str, scratch: Path, salt: str, more: list[str]) -> Row:
+def octavo_row(source: Path, format_: str, scratch: Path, salt: str, more: list[str], *, is_short: bool) -> Row:
     cache = scratch / "packed"
     shutil.rmtree(cache, ignore_errors=True)
     row: Row = {}
@@ -135,7 +143,7 @@ def octavo_row(source: Path, format_: str, scratch: Path, salt: str, more: list[
         with serving(command, port + HTTP_OFFSET, scratch / f"{which}.log") as server:
             row = {f"{which} start": server.start_s, f"{which} load": load_s(state)} | row
             if which == "second":
-                row |= measured(server, salt)
+                row |= measured(server, salt, is_short=is_short)
         shutil.rmtree(state, ignore_errors=True)
     row.pop("start")
     return row
@@ -148,18 +156,19 @@ def load_s(state: Path) -> float:
     return float(found[1]) if found else float("nan")
 
 
-def peer_row(command: str, shape: str, format_: str, folder: Path, scratch: Path, salt: str) -> Row:
+def peer_row(command: str, shape: str, format_: str, folder: Path, scratch: Path, salt: str, *, is_short: bool) -> Row:
     port = free_port()
     filled = command.format(port=port, folder=folder, shape=shape, format=format_)
     with serving(["bash", "-c", f"exec {filled}"], port, scratch / "peer.log") as server:
-        return measured(server, salt)
+        return measured(server, salt, is_short=is_short)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "octavo-bench-models")
-    parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=["qwen2.5-0.5b"])
-    parser.add_argument("--formats", nargs="+", choices=FORMATS, default=list(FORMATS))
+    parser.add_argument("--shapes", nargs="+", choices=[*SHAPES, *MIXTURES], default=["qwen2.5-0.5b"])
+    parser.add_argument("--formats", nargs="+", choices=FORMATS, default=["q4", "bf16", "q4_k_m"])
+    parser.add_argument("--short", action="store_true", help="fewer and shorter requests, and prompts of 450 words")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--peer", nargs=3, action="append", default=[], metavar=("NAME", "FORMATS", "COMMAND"))
     parser.add_argument("--octavo", default="", help="further arguments of `octavo up`")
@@ -169,11 +178,11 @@ def main() -> None:
         for format_ in options.formats:
             source = WRITERS.get(format_, write_checkpoint)(shape, options.folder)
             sides: dict[str, Callable[[Path, str], Row]] = {
-                "octavo": partial(octavo_row, source, format_, more=options.octavo.split())
+                "octavo": partial(octavo_row, source, format_, more=options.octavo.split(), is_short=options.short)
             }
             for name, formats, command in options.peer:
                 if format_ in formats.split(","):
-                    sides[name] = partial(peer_row, command, shape, format_, options.folder)
+                    sides[name] = partial(peer_row, command, shape, format_, options.folder, is_short=options.short)
             for number in range(options.rounds):
                 for name, run in sides.items():
                     with tempfile.TemporaryDirectory(dir=options.folder) as scratch:

@@ -94,6 +94,44 @@ def test_norms_scales_and_angles_that_do_not_fit_are_refused_by_name(extension: 
     extension.Llama(**arguments | {"sizes": arguments["sizes"] | normed, "layers": [layer | after]})
 
 
+def test_latents_that_do_not_fit_are_refused_by_name(extension: ModuleType) -> None:
+    weights = Weights(extension)
+    arguments, tensor, stack = weights.latents(), weights.tensor, weights.stack
+    extension.Llama(**arguments)
+    packed = extension.Weight(torch.zeros(extension.packed_bytes("q8", 24, 32), dtype=torch.uint8), "q8", 24, 32)
+    layers: list[tuple[dict, str]] = [
+        ({"qkv": stack(24, 24)}, "qkv"),
+        ({"queries": ()}, "queries"),
+        ({"latent_keys": (weights.matrix(32, 8),)}, "latent_keys"),
+        ({"latent_keys": (weights.matrix(16, 16),) * 2}, "latent_keys"),
+        ({"latent_values": ()}, "latent_values"),
+        ({"out": stack(16)}, "out"),
+        ({"q_norm": tensor(16)}, "q_norm"),
+        ({"k_norm": tensor(24)}, "k_norm"),
+        *(({name: value}, "latent") for name, value in (("window", 3), ("rotated", False), ("sinks", tensor(2)))),
+    ]
+    sizes: list[tuple[dict, str]] = [
+        ({"latent": arguments["sizes"]["latent"] | {"rank": 24}}, "latent"),
+        ({"latent": arguments["sizes"]["latent"] | {"plain": -1}}, "latent"),
+        ({"latent": arguments["sizes"]["latent"] | {"rotated": 16, "rank": 8}}, "latent"),
+        ({"latent": {"width": 3}}, "latent"),
+        ({"kv_heads": 2}, "latent"),
+    ]
+    for layer, who in layers:
+        with pytest.raises(ValueError, match=f"^{who}"):
+            extension.Llama(**arguments | {"layers": [arguments["layers"][0] | layer]})
+    for some, who in sizes:
+        with pytest.raises(ValueError, match=f"^{who}"):
+            extension.Llama(**arguments | {"sizes": arguments["sizes"] | some})
+    wide = {"latent": arguments["sizes"]["latent"] | {"rank": 32, "values": 12}, "head_dim": 40}
+    layer = {"qkv": stack(32, 40), "k_norm": tensor(32), "latent_keys": (weights.matrix(64, 16),)}
+    layer |= {"latent_values": (packed,), "out": (weights.matrix(32, 24),)}
+    with pytest.raises(ValueError, match=r"^latent_values: has heads that are not whole groups of rows"):
+        extension.Llama(**arguments | {"sizes": arguments["sizes"] | wide, "layers": [arguments["layers"][0] | layer]})
+    with pytest.raises(ValueError, match=r"^lora: is for a model whose heads"):
+        extension.Llama(**arguments).check_lora(extension.Lora(1.0, [{}]))
+
+
 def test_threads_take_turns(extension: ModuleType) -> None:
     """Those that step the same decoder, in arenas of their own, get what each would alone."""
     arguments = Weights(extension).arguments()

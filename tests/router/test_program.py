@@ -28,7 +28,7 @@ async def test_a_waiting_router_ends_when_asked(root, tmp_path):
     log = tmp_path / "router.log"
     command = [*ROUTER, f"unix://{tmp_path}/none"]
     with log.open("wb") as out, subprocess.Popen(command, cwd=root, stdout=out, stderr=out) as it:  # noqa: ASYNC220
-        await until(lambda: "waiting for the store" in log.read_text())
+        await until(lambda: "start (is --store right?): waiting for the store" in log.read_text())
         it.send_signal(signal.SIGTERM)
         await until(lambda: it.poll() is not None)
         assert it.returncode == 0, log.read_text()

@@ -8,13 +8,23 @@ import numpy as np
 
 from gpu_worker.scheduling.block_exchange import BlockExchange, BlockImport, PinnedBlocks
 from gpu_worker.scheduling.freezer import Freezer, FrozenSequence
+from gpu_worker.scheduling.standby_blocks import StandbyBlocks, Tail
 from gpu_worker.scheduling.state.sequence import CarriedScores, CarriedTail, Place
 from gpu_worker.testing.witness_runner import LAYERS, salt_of
+from octavo.request import hashing
 from octavo.request.errors import CannotMove, NotFound, OutOfBlocks
 from octavo.request.hashing import block_hashes
 from octavo.request.ids import BlockHash
 
-BLOCK_OPERATIONS = ["pin", "unpin", "hold", "extend", "arrive", "release"]  # also while a step is in flight
+BLOCK_OPERATIONS = [
+    "pin",
+    "unpin",
+    "hold",
+    "extend",
+    "arrive",
+    "release",
+    "keep tail",
+]  # also while a step is in flight
 OPERATIONS = [*BLOCK_OPERATIONS, "freeze", "thaw", "move", "roll"]
 
 
@@ -38,6 +48,7 @@ class BlockTraffic:
         """The world has a new scheduler, in which nothing is pinned."""
         self.exchange = BlockExchange(self.world.parts.workload)
         self.freezer = Freezer(self.world.parts.workload)
+        self.standby, self.tail = StandbyBlocks(self.world.parts.workload), None
         self.pins: list[tuple[PinnedBlocks, Known]] = []
         self.imports: list[tuple[BlockImport, Known]] = []
 
@@ -72,6 +83,8 @@ class BlockTraffic:
             self.arrive(*rng.choice(self.imports))
         elif operation == "release" and self.imports:
             self.exchange.release(self.imports.pop(rng.randrange(len(self.imports)))[0])
+        elif operation == "keep tail" and going:
+            self.keep_tail(rng.choice(going))
         elif operation == "freeze" and going:
             self.freeze(rng.choice(going))
         elif operation == "thaw" and going:
@@ -125,6 +138,28 @@ class BlockTraffic:
             self.world.runner._arena[held.block_of(wanted.index)] = self.content(*known.contents[wanted.block_hash])
             self.exchange.seal(held, [wanted.index])
             self.world.counts["arrived"] += 1
+
+    def keep_tail(self, request: Any) -> None:
+        """A tail comes of a sequence that runs here, or runs here again later: of where it is now, or was before."""
+        size, known = self.world.runner.info.block_size, self.known(request)
+        if not known.hashes or not self.world.parts.workload.tables.cache.enabled:
+            return
+        branch = self.rng.choice([each for each in range(len(request.outputs)) if each not in request.finishes])
+        tokens = (request.prompt + request.outputs[branch])[:-1]
+        num_full = min(len(tokens) // size, self.rng.choice([len(tokens) // size, self.rng.randint(0, 3)]))
+        part = tokens[num_full * size :][: self.rng.randint(1, size - 1)] if size > 1 else []
+        if not part:
+            return
+        hashes = block_hashes(request.root, tokens[: num_full * size], size)
+        name = hashing.block_hash(request.root, hashes[-1] if hashes else b"", part)
+        content, arena = self.content(request.root, part, num_full * size), self.world.runner._arena
+
+        def write(block: int, _: bytes) -> None:
+            arena[block, : len(part)] = content
+
+        is_kept = self.standby.put_tail(Tail(name, b""), self.tail, write)
+        self.tail = name if is_kept else None
+        self.world.counts["kept tails"] += is_kept
 
     def content(self, root: bytes, tokens: list[int], start: int) -> Any:
         salt = salt_of(root)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import gguf_gpt
 import gguf_recurrent
 import numpy as np
 import torch
@@ -19,50 +20,37 @@ from gguf_more_settings import SETTINGS, changed, further, settings_in_tensors
 from safetensors.torch import load_file
 from torch import Tensor
 
+ALIKE = (  # architectures that have the name of the model_type
+    *("afmoe", "apertus", "arcee", "cohere2", "dots1", "ernie4_5", "exaone4", "gemma", "glm4", "granite"),
+    *("granitemoe", "jais2", "minicpm3", "nemotron", "olmo", "olmo2", "olmoe", "seed_oss", "stablelm"),
+    "starcoder2",
+)
 ARCHITECTURES = {  # by model_type
-    "afmoe": "afmoe",
-    "apertus": "apertus",
-    "arcee": "arcee",
+    **{name: name for name in ALIKE},
     "cohere": "command-r",
-    "dots1": "dots1",
-    "cohere2": "cohere2",
     "deepseek_v2": "deepseek2",
     "deepseek_v3": "deepseek2",
     "glm4_moe_lite": "deepseek2",
-    "minicpm3": "minicpm3",
     "youtu": "deepseek2",
-    "ernie4_5": "ernie4_5",
     "ernie4_5_moe": "ernie4_5-moe",
     "exaone_moe": "exaone-moe",
     "gpt_neox": "gptneox",
     "hunyuan_v1_dense": "hunyuan-dense",
     "hunyuan_v1_moe": "hunyuan-moe",
-    "jais2": "jais2",
-    "nemotron": "nemotron",
-    "olmo": "olmo",
     "phi": "phi2",
-    "exaone4": "exaone4",
-    "gemma": "gemma",
     "gemma3_text": "gemma3",
     "gemma3n_text": "gemma3n",
     "gemma4_text": "gemma4",
-    "glm4": "glm4",
     "glm4_moe": "glm4moe",
     "gpt_oss": "gpt-oss",
-    "granite": "granite",
-    "granitemoe": "granitemoe",
     "granitemoeshared": "granitemoe",
     "minimax_m2": "minimax-m2",
     "ministral3": "mistral3",
     "mixtral": "llama",
-    "olmo2": "olmo2",
     "olmo3": "olmo2",
-    "olmoe": "olmoe",
     "qwen2_moe": "qwen2moe",
     "qwen3_moe": "qwen3moe",
-    "seed_oss": "seed_oss",
-    "stablelm": "stablelm",
-    "starcoder2": "starcoder2",
+    **gguf_gpt.ARCHITECTURES,
     **gguf_recurrent.ARCHITECTURES,
 }
 TURNED_AS_LLAMA = ("llama", "mistral3", "granite", "granitemoe")
@@ -89,17 +77,18 @@ def convert(
     of two are made.
     """
     config = json.loads((directory / "config.json").read_text())
-    arch = arch or ARCHITECTURES[config["model_type"]]
+    arch = arch or gguf_recurrent.arch_of(config) or ARCHITECTURES[config["model_type"]]
     writer = gguf.GGUFWriter(path, arch, split_max_tensors=in_part)
-    how = gguf_recurrent if arch in gguf_recurrent.OWN_SETTINGS else sys.modules[__name__]
-    for key, value in (how.settings_of(config, arch) | (more or {})).items():
-        _add(writer, f"{arch}.{key}", value)
+    of_kinds = (each for each in (gguf_gpt, gguf_recurrent) if arch in each.OWN_SETTINGS)
+    how = next(of_kinds, sys.modules[__name__])
+    settings = how.settings_of(config, arch)
+    add_settings(writer, settings | (more or {}), arch)
     _add_vocabulary(writer, config["vocab_size"])
     for name, tensor in (extra or {}).items():
         writer.add_tensor(name, tensor.numpy())
     tensors = load_file(directory / "model.safetensors")
     kinds = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
-    table = gguf.get_tensor_name_map(kinds[arch], config["num_hidden_layers"])
+    table = gguf.get_tensor_name_map(kinds[arch], settings["block_count"])
     for key, value in settings_in_tensors(tensors, arch):
         writer.add_array(key, value)
     for name, tensor in how.modified(tensors, config, arch):
@@ -125,6 +114,11 @@ def _add_vocabulary(writer: gguf.GGUFWriter, size: int) -> None:
     writer.add_token_list([*letters, *words])
     writer.add_token_types([gguf.TokenType.NORMAL] * size)
     writer.add_token_merges([f"{word[0]} {word[1]}" for word in words])
+
+
+def add_settings(writer: gguf.GGUFWriter, settings: dict[str, Any], arch: str) -> None:
+    for key, value in settings.items():
+        _add(writer, f"{arch}.{key}", value)
 
 
 def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:

@@ -4,17 +4,21 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from gguf_mixed_layers import ATTENDING, of_a_kimi, settings_of_kimi, settings_of_nemotron
 from gguf_models import interleaved
 from torch import Tensor
 from transformers_types import TYPES
 
 ARCHITECTURES = {  # by model_type
+    "bamba": "granitehybrid",
     "falcon_h1": "falcon-h1",
     "granitemoehybrid": "granitehybrid",
     "falcon_mamba": "mamba",
     "jamba": "jamba",
+    "kimi_linear": "kimi-linear",
     "mamba": "mamba",
     "mamba2": "mamba2",
+    "nemotron_h": "nemotron_h",
     "lfm2": "lfm2",
     "lfm2_moe": "lfm2moe",
     "qwen3_5_text": "qwen35",
@@ -32,10 +36,25 @@ SCALED = {
     "ssm_out_multiplier": 0.8,
     "lm_head_multiplier": 0.5,
 }
+NEMOTRON = TYPES["nemotron_h"][1]
+NEMOTRON_MOE = {
+    **NEMOTRON,
+    "layers_block_type": ["linear_attention", "moe", "full_attention", "moe"],
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
+    "moe_shared_expert_intermediate_size": 48,
+    "routed_scaling_factor": 2.5,
+}
 NORMED = {"mamba_rms_norm": True, "mamba_norm_before_gate": False}
 MODELS = {  # by a name: the class of the configuration, and its fields
     **{name: TYPES[name] for name in ("lfm2_moe", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_next")},
     **{name: TYPES[name] for name in ("jamba", "falcon_h1", "granitemoehybrid", "mamba", "mamba2", "falcon_mamba")},
+    **{name: TYPES[name] for name in ("bamba", "kimi_linear", "nemotron_h")},
+    "nemotron_h-moe": ("NemotronH", NEMOTRON_MOE),
+    "nemotron_h-latent": ("NemotronH", {**NEMOTRON_MOE, "moe_latent_size": 16, "n_group": 2, "topk_group": 1}),
+    "kimi_linear-whole": ("KimiLinear", {**TYPES["kimi_linear"][1], "q_lora_rank": None, "n_shared_experts": 2}),
+    "bamba-biased": ("Bamba", {**TYPES["bamba"][1], "attention_bias": True, "mlp_bias": True}),
     "lfm2": ("Lfm2", {**TYPES["lfm2"][1], "conv_bias": False}),
     "qwen3_5-even": (
         "Qwen3_5Text",
@@ -50,14 +69,15 @@ MODELS = {  # by a name: the class of the configuration, and its fields
     "jamba-dense": ("Jamba", {**TYPES["jamba"][1], "num_experts": 1, "num_experts_per_tok": 1}),
 }
 Named = Iterator[tuple[str, Tensor]]
-ATTENDING = ("attention", "full_attention")
+TURNED = ("bamba", "granitemoehybrid", "nemotron_h")
+OF_HEADS = ("mamba_n_heads", "mamba_num_heads", "num_heads")
 W = {"w1": "gate", "w2": "down", "w3": "up"}
 
 
 def settings_of(config: dict[str, Any], arch: str) -> dict[str, Any]:
     rope = config.get("rope_parameters") or {}
     found = {
-        "block_count": config["num_hidden_layers"],
+        "block_count": config.get("num_hidden_layers"),
         "context_length": config.get("max_position_embeddings"),
         "embedding_length": config["hidden_size"],
         "feed_forward_length": config.get("intermediate_size"),
@@ -73,6 +93,12 @@ def settings_of(config: dict[str, Any], arch: str) -> dict[str, Any]:
         "expert_shared_feed_forward_length": config.get("shared_expert_intermediate_size"),
     }
     return found | OWN_SETTINGS[arch](config)
+
+
+def arch_of(config: dict[str, Any]) -> str:
+    """What stands in a file for a type of models, and which of two by their layers."""
+    with_experts = config["model_type"] == "nemotron_h" and "moe" in config["layers_block_type"]
+    return "nemotron_h_moe" if with_experts else ARCHITECTURES.get(config["model_type"], "")
 
 
 def _of_delta_nets(config: dict[str, Any]) -> dict[str, Any]:
@@ -104,6 +130,15 @@ def _of_convolutions(config: dict[str, Any]) -> dict[str, Any]:
 
 def _of_granite(config: dict[str, Any]) -> dict[str, Any]:
     count = config["num_key_value_heads"]
+    if config["model_type"] == "bamba":
+        attending, layers = config["attn_layer_indices"], range(config["num_hidden_layers"])
+        return {
+            **_of_mamba2(config),
+            "attention.head_count_kv": [count if layer in attending else 0 for layer in layers],
+            "rope.scaling.finetuned": True,
+            "rope.dimension_count": config["hidden_size"] // config["num_attention_heads"],
+            "vocab_size": config["vocab_size"],
+        }
     return {
         **_of_mamba2(config),
         "attention.head_count_kv": [count if kind in ATTENDING else 0 for kind in config["layer_types"]],
@@ -163,10 +198,15 @@ OWN_SETTINGS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "falcon-h1": _of_mamba2,
     "granitehybrid": _of_granite,
     "jamba": _of_jamba,
+    "kimi-linear": settings_of_kimi,
+    **dict.fromkeys(("nemotron_h", "nemotron_h_moe"), settings_of_nemotron),
     **dict.fromkeys(("mamba", "mamba2"), _of_mamba_alone),
     **dict.fromkeys(("lfm2", "lfm2moe"), _of_convolutions),
     **dict.fromkeys(("qwen35", "qwen35moe", "qwen3next"), _of_delta_nets),
 }
+
+
+SCANNING = ("falcon-h1", "granitehybrid", "jamba", "mamba", "mamba2", "nemotron_h", "nemotron_h_moe")
 
 
 def modified(tensors: dict[str, Tensor], config: dict[str, Any], arch: str) -> Named:
@@ -174,7 +214,9 @@ def modified(tensors: dict[str, Tensor], config: dict[str, Any], arch: str) -> N
     for name, tensor in with_gathered_experts(tensors):
         if arch in ("lfm2", "lfm2moe"):
             yield name.replace("expert_bias", "expert_bias.bias"), tensor
-        elif arch in ("falcon-h1", "granitehybrid", "jamba", "mamba", "mamba2"):
+        elif arch == "kimi-linear":
+            yield from of_a_kimi(name, tensor, config)
+        elif arch in SCANNING:
             yield from _of_a_scan(name, _multiplied(name, tensor, config) if arch == "falcon-h1" else tensor, config)
         else:
             yield from _of_a_delta_net(name, tensor, config, arch)
@@ -184,7 +226,7 @@ def _of_a_scan(name: str, tensor: Tensor, config: dict[str, Any]) -> Named:
     """Also the projections beside it: of Granite's in the order of Llama's rotary positions, and MLPs taken apart."""
     part = name.rpartition("mamba." if "mamba." in name else "mixer.")[2]
     layer = name.split(".")[2] if ".layers." in name else ""
-    granite, sparse = config["model_type"] == "granitemoehybrid", bool(config.get("num_local_experts"))
+    turned, sparse = config["model_type"] in TURNED, bool(config.get("num_local_experts"))
     if name.endswith("input_linear.weight"):
         shared = "_shexp" if sparse else ""
         end = shared if "shared_mlp" in name else "_exps"
@@ -192,14 +234,16 @@ def _of_a_scan(name: str, tensor: Tensor, config: dict[str, Any]) -> Named:
             yield f"blk.{layer}.ffn_{own}{end}.weight", piece
     elif name.endswith("shared_mlp.output_linear.weight") and not sparse:
         yield f"blk.{layer}.ffn_down.weight", tensor
-    elif granite and ".q_proj." in name:
+    elif turned and ".q_proj." in name:
         yield name, interleaved(tensor, config["num_attention_heads"])
-    elif granite and ".k_proj." in name:
+    elif turned and ".k_proj." in name:
         yield name, interleaved(tensor, config["num_key_value_heads"])
     elif part == "A_log":
         yield name, -torch.exp(tensor if tensor.dim() == 2 else tensor[:, None])
     elif part == "D":
-        yield name, tensor[:, None] if "mamba_n_heads" in config or "num_heads" in config else tensor
+        yield name, tensor[:, None] if any(name in config for name in OF_HEADS) else tensor
+    elif part == "gate.e_score_correction_bias":
+        yield name.replace("correction_bias", "correction.bias"), tensor
     elif part == "dt_bias":
         yield name.replace("dt_bias", "dt_proj.bias"), tensor
     elif part == "norm.weight" and part != name and (".mamba." in name or ".mixer." in name):

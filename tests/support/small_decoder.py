@@ -24,8 +24,8 @@ class Weights:
         self.tensors.append(weakref.ref(tensor))
         return tensor
 
-    def matrix(self, rows: int) -> Any:
-        return self.extension.Weight(self.tensor(rows, 32), "f32", rows, 32)
+    def matrix(self, rows: int, cols: int = 32) -> Any:
+        return self.extension.Weight(self.tensor(rows, cols), "f32", rows, cols)
 
     def stack(self, *rows: int) -> tuple[Any, ...]:
         return tuple(self.matrix(count) for count in rows)
@@ -46,6 +46,17 @@ class Weights:
         biases = {"expert_gate_up_bias": self.tensor(3, 64), "expert_down_bias": self.tensor(3, 32)}
         router = {"router": self.stack(3), "router_bias": self.tensor(3), "router_correction": self.tensor(3)}
         return {**many, **shared, **biases, **router, "top": 2}
+
+    def latents(self) -> dict[str, Any]:
+        """Arguments of a decoder whose heads share a latent of 16 numbers."""
+        norms = {name: self.tensor(size) for name, size in (("q_norm", 32), ("k_norm", 16))}
+        layer = {name: part for name, part in self.layer().items() if name != "sinks"} | norms
+        layer |= {"qkv": self.stack(32, 24), "queries": self.stack(2 * 24), "out": self.stack(32)}
+        layer |= {"latent_keys": (self.matrix(2 * 16, 16),), "latent_values": (self.matrix(2 * 16, 16),)}
+        latent = {"rank": 16, "query_rank": 32, "rotated": 8, "plain": 16, "values": 16, "eps": 1e-6}
+        angles = {name: self.tensor(BLOCKS * BLOCK_SIZE, 8) for name in ("cos", "sin")}
+        sizes = SIZES | {"kv_heads": 1, "head_dim": 24, "latent": latent}
+        return self.arguments() | angles | {"sizes": sizes, "layers": [layer]}
 
     def arguments(self) -> dict[str, Any]:
         norm, cos, sin = self.tensor(32), self.tensor(BLOCKS * BLOCK_SIZE, 16), self.tensor(BLOCKS * BLOCK_SIZE, 16)

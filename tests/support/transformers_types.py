@@ -95,11 +95,42 @@ MIXTURES: dict[str, tuple[str, dict]] = {
 LATENT = {
     **SMALL,
     "num_key_value_heads": 4,
-    "kv_lora_rank": 24,
+    "kv_lora_rank": 32,
     "q_lora_rank": 16,
     "qk_nope_head_dim": 16,
     "qk_rope_head_dim": 8,
     "v_head_dim": 16,
+}
+
+FEW_GROUPS = {"n_routed_experts": 8, "n_group": 4, "topk_group": 2, "routed_scaling_factor": 1.5}
+STRETCHED = {
+    "rope_type": "yarn",
+    "rope_theta": 1e4,
+    "factor": 4.0,
+    "original_max_position_embeddings": 32,
+    "mscale": 0.707,
+    "mscale_all_dim": 0.9,
+}
+MINICPM3 = {**LATENT, "dim_model_base": 16, "scale_emb": 2, "scale_depth": 1.4, "tie_word_embeddings": False}
+# With latent attention, that octavo runs itself.
+LATENTS: dict[str, tuple[str, dict]] = {
+    "deepseek_v2": ("DeepseekV2", {**LATENT, **ROUTED_EXPERTS}),
+    "deepseek_v2-lite": ("DeepseekV2", {**LATENT, **ROUTED_EXPERTS, "q_lora_rank": None, "attention_bias": True}),
+    "deepseek_v2-grouped": (
+        "DeepseekV2",
+        {**LATENT, **ROUTED_EXPERTS, **FEW_GROUPS, "topk_method": "group_limited_greedy", "attention_bias": True},
+    ),
+    "deepseek_v2-odd": ("DeepseekV2", {**LATENT, **ROUTED_EXPERTS, "kv_lora_rank": 24, "n_shared_experts": 1}),
+    "deepseek_v3": ("DeepseekV3", {**LATENT, **ROUTED_EXPERTS, "v_head_dim": 32}),
+    "deepseek_v3-grouped": ("DeepseekV3", {**LATENT, **ROUTED_EXPERTS, **FEW_GROUPS, "rope_parameters": STRETCHED}),
+    "deepseek_v3-halves": (
+        "DeepseekV3",
+        {**LATENT, **ROUTED_EXPERTS, "rope_interleave": False, "q_lora_rank": None, "norm_topk_prob": False},
+    ),
+    "glm4_moe_lite": ("Glm4MoeLite", {**LATENT, **ROUTED_EXPERTS}),
+    "minicpm3": ("MiniCPM3", MINICPM3),
+    "minicpm3-biased": ("MiniCPM3", {**MINICPM3, "attention_bias": True, "mlp_bias": True, "dim_model_base": None}),
+    "youtu": ("Youtu", LATENT),
 }
 
 DELTA = {"linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 16, "linear_value_head_dim": 24}
@@ -174,9 +205,6 @@ TYPES: dict[str, tuple[str, dict]] = {
         | {"attn_config": {"kv_n_heads": 2, "clip_qkv": 0.5, "rope_theta": 1e4}}
         | {"ffn_config": {"hidden_size": 32, "ffn_hidden_size": 32, "moe_num_experts": 4, "moe_top_k": 2}},
     ),
-    "deepseek_v2": ("DeepseekV2", {**LATENT, **ROUTED_EXPERTS}),
-    "deepseek_v2-lite": ("DeepseekV2", {**LATENT, **ROUTED_EXPERTS, "q_lora_rank": None}),
-    "deepseek_v3": ("DeepseekV3", {**LATENT, **ROUTED_EXPERTS, "v_head_dim": 32}),
     "ernie4_5": ("Ernie4_5", WIDE),
     "ernie4_5_moe": ("Ernie4_5_Moe", {**SMALL, "moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 32}),
     "flex_olmo": ("FlexOlmo", {**SMALL, **EXPERTS}),
@@ -208,7 +236,6 @@ TYPES: dict[str, tuple[str, dict]] = {
     "gemma4_unified_text": ("Gemma4UnifiedText", GEMMA4),
     "glm": ("Glm", WIDE),
     "glm4": ("Glm4", WIDE),
-    "glm4_moe_lite": ("Glm4MoeLite", {**LATENT, **ROUTED_EXPERTS}),
     "gpt_bigcode": ("GPTBigCode", {**BIG_CODE, **NO_ENDS}),
     "gpt_bigcode-many-heads": ("GPTBigCode", {**BIG_CODE, **NO_ENDS, "multi_query": False}),
     "granite_swa": ("GraniteSWA", {**SMALL, **SCALES, **WINDOWED, "layer_rope_theta": [1e4, 0, 1e6, 1e4]}),
@@ -238,7 +265,6 @@ TYPES: dict[str, tuple[str, dict]] = {
         | {"zero_expert_num": 2, "moe_topk": 2, "head_dim": 8},
     ),
     "mellum": ("Mellum", {**WIDE, **MIXED, **NARROW, "mlp_layer_types": ["dense", "sparse"] * 2}),
-    "minicpm3": ("MiniCPM3", {**LATENT, "dim_model_base": None, "scale_emb": 1}),
     "ministral": ("Ministral", {**WIDE, **WINDOWED}),
     "ministral3": ("Ministral3", WIDE),
     "modernbert-decoder": (
@@ -283,6 +309,5 @@ TYPES: dict[str, tuple[str, dict]] = {
     "starcoder2": ("Starcoder2", {**SMALL, **WINDOWED}),
     "starcoder2-unwindowed": ("Starcoder2", {**SMALL, "sliding_window": None}),
     "vaultgemma": ("VaultGemma", {**WIDE, **WINDOWED, "tie_word_embeddings": False}),
-    "youtu": ("Youtu", LATENT),
     **STATEFUL,
 }

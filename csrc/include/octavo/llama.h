@@ -15,6 +15,14 @@ struct KvPages;
 class LoraRoom;
 class TeamRoom;
 
+// Of attention with one latent for all heads, which pages hold behind what is rotated of a key.
+struct LatentSizes {
+    std::int64_t rank = 0;                            // numbers of a latent; 0: each head has keys and values
+    std::int64_t query_rank = 0;                      // of what queries are made of; 0: of the states themselves
+    std::int64_t rotated = 0, plain = 0, values = 0;  // dimensions of a head: of its queries, and of its values
+    float eps = 0;                                    // of the norms of latents
+};
+
 struct LlamaSizes {
     std::int64_t vocab = 0, hidden = 0, inner = 0, heads = 0, kv_heads = 0, head_dim = 0;
     float eps = 0, scale = 0;
@@ -26,7 +34,10 @@ struct LlamaSizes {
     bool post_norms = false;  // layers norm what attention and MLP give before it is added
     float sum_scale = 1;      // what that is multiplied with
     float logit_divisor = 1;
+    LatentSizes latent;  // then kv_heads is 1, and head_dim what a page holds of a token
 
+    // Columns of `out`.
+    std::int64_t attended() const { return heads * (latent.rank > 0 ? latent.values : head_dim); }
     // Whether what attention and MLP give lies apart before it is added.
     bool sums_apart() const { return post_norms || sum_scale != 1.0F; }
 };
@@ -67,20 +78,25 @@ struct Experts {
     bool shares_sum_to_one = false;                  // those of the asked ones; else those of all
     float share_scale = 1;                           // what shares are multiplied with
     TensorRef correction;                            // [experts]: added to shares where experts are chosen
-    std::int64_t groups = 1, top_groups = 1;         // experts are chosen from the best groups, by their best two
-    float alpha = 0, limit = 0;                      // of gates (Kernels::clamped_swiglu); 0: SiLU
+    // Experts are chosen from the best groups, each by its best one or by the sum of its best two.
+    std::int64_t groups = 1, top_groups = 1, group_best = 2;
+    float alpha = 0, limit = 0;  // of gates (Kernels::clamped_swiglu); 0: SiLU
 };
 
 // The tensors of a layer. Vectors are f32; a vector without data is not there.
 struct LlamaLayer {
     TensorRef input_norm, mlp_norm;        // [hidden]; not given: products take the states as they are
     TensorRef attended_norm, output_norm;  // [hidden], of what attention and MLP give, with post_norms
-    Stack qkv;                             // [(heads + 2 kv_heads) head_dim, hidden]
-    Stack out;                             // [hidden, heads head_dim]
-    Stack gate_up;                         // [2 inner, hidden]
-    Stack down;                            // [hidden, inner]
+    // [(heads + 2 kv_heads) head_dim, hidden]; with latents [query_rank, or heads (rotated + plain), and then rotated +
+    // rank, hidden]
+    Stack qkv;
+    Stack queries;                     // [heads (rotated + plain), query_rank]
+    Stack latent_keys, latent_values;  // [heads rank, plain], [heads values, rank]: one matrix
+    Stack out;                         // [hidden, attended()]
+    Stack gate_up;                     // [2 inner, hidden]
+    Stack down;                        // [hidden, inner]
     TensorRef qkv_bias, out_bias, gate_up_bias, down_bias;
-    TensorRef q_norm, k_norm;  // [head_dim], or of all heads together
+    TensorRef q_norm, k_norm;  // [head_dim], or of all heads together, or [query_rank] and [rank]
     TensorRef sinks;           // [heads]: scores without values that take part in the softmax
     std::int64_t window = 0;
     BlockSparse sparse;
@@ -157,6 +173,8 @@ class Llama {
 
     void check_model() const;
     void check_head_norms(const LlamaLayer& layer) const;
+    void check_latents() const;
+    void check_latent(const LlamaLayer& layer) const;
     void check_heads() const;
     void check_experts_share(const Experts& experts) const;
     void check_hosts() const;
@@ -168,6 +186,10 @@ class Llama {
     Span queries() const;
     Span keys() const { return shares_attention() ? share_.heads[1] : share_.kv_heads; }
     Span values() const { return shares_attention() ? share_.heads[2] : share_.kv_heads; }
+    std::int64_t qkv_rows() const;  // of the own products
+    // Into how many groups the attention of a step divides the heads that share a latent, so that all threads have
+    // work.
+    std::int64_t latent_groups(std::int64_t sequences) const;
     std::int64_t group() const { return sizes_.heads / sizes_.kv_heads; }
     bool all_have_heads() const;  // of the ranks that divide those of this one
     void share_of_logits(std::int64_t rows) const;

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from gpu_worker.migration.blocks.checksum import BlockChecksum
+from gpu_worker.scheduling.standby_blocks import Tail
 from octavo.request.ids import BlockHash, Incarnation, SequenceId
 
 MOST_HISTORIES = 1024  # of one call
@@ -16,6 +18,7 @@ class NamedHistory:
     branch: int
     first: int  # how many leading blocks earlier calls have named
     hashes: list[BlockHash]  # of the next ones
+    tail: Tail | None = None  # the block after these
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,3 +40,10 @@ class HistoryState:
     num_named: int  # leading blocks that it knows by their hashes
     num_held: int  # leading blocks in its prefix cache
     refused: bool = False  # it has no room, and keeps nothing of the history
+
+
+def tail_checksum(tail: Tail) -> int:
+    """By which the buddy knows that a tail has come whole."""
+    checksum = BlockChecksum(int.from_bytes(tail.name[:8], "little"))
+    checksum.add_part(0, [memoryview(tail.content)])
+    return checksum.digest(len(tail.content))

@@ -13,8 +13,9 @@ import grpc
 
 from gpu_worker.engine.adapter_files import FilePiece
 from gpu_worker.migration.blocks.frames import SECRET_BYTES
-from gpu_worker.migration.calls.standby_calls import HistoryState, StandbyRequest
+from gpu_worker.migration.calls.standby_calls import HistoryState, StandbyRequest, tail_checksum
 from gpu_worker.scheduling.block_exchange import WantedBlock
+from gpu_worker.scheduling.standby_blocks import Tail
 from gpu_worker.steps.runner import RunnerInfo
 from octavo.internal.v1 import transfer_pb2, transfer_pb2_grpc
 from octavo.request.errors import DeadlineExceeded, Mismatch, Unreachable
@@ -263,9 +264,17 @@ def standby_to_wire(request: StandbyRequest) -> transfer_pb2.StandbyRequest:
         numerics=request.numerics,
         histories=[
             transfer_pb2.NamedHistory(
-                seq_id=each.seq_id, branch=each.branch, first=each.first, hashes=b"".join(each.hashes)
+                seq_id=each.seq_id,
+                branch=each.branch,
+                first=each.first,
+                hashes=b"".join(each.hashes),
+                tail=_tail_to_wire(each.tail) if each.tail is not None else None,
             )
             for each in request.histories
         ],
         number=request.number,
     )
+
+
+def _tail_to_wire(tail: Tail) -> transfer_pb2.HistoryTail:
+    return transfer_pb2.HistoryTail(hash=tail.name, content=tail.content, checksum=tail_checksum(tail))

@@ -9,6 +9,7 @@ from gpu_worker.scheduling.standby_blocks import HistoryKey
 from octavo.request.ids import BlockHash, Incarnation, SequenceId
 
 MOST_SEQUENCES = 512  # that have a buddy; of more, those that were there first
+ALMOST_ALL = 4  # a tail is sent where the buddy lacked so many blocks before it by its last answer: they are coming
 
 
 @dataclass(slots=True, eq=False)
@@ -18,6 +19,8 @@ class CoveredBranch:
     hashes: list[BlockHash] = field(default_factory=list)
     num_named: int = 0  # that the buddy knows
     num_held: int = 0  # that it has
+    tail: tuple[int, int] = (0, 0)  # what it was sent of the block behind them: after how many, how many tokens
+    tail_at: float = float("-inf")  # when
 
 
 @dataclass(slots=True, eq=False)
@@ -36,6 +39,7 @@ class CoveredSequence:
         self.buddy = buddy
         for branch in self.branches.values():
             branch.num_named = branch.num_held = 0
+            branch.tail = 0, 0
 
 
 class CoveredSequences:
@@ -96,6 +100,17 @@ class CoveredSequences:
             if sequence.buddy == buddy
             for branch in sequence.branches.values()
         )
+
+    def next_tail(self, buddy: Incarnation) -> tuple[HistoryKey, CoveredBranch] | None:
+        """The history of a buddy whose tail it was sent the longest ago, of those that it has almost all blocks of."""
+        found = [
+            (HistoryKey(seq_id, epoch, index), branch)
+            for (seq_id, epoch), sequence in self._sequences.items()
+            if sequence.buddy == buddy
+            for index, branch in sequence.branches.items()
+            if branch.num_held >= max(1, len(branch.hashes) - ALMOST_ALL)
+        ]
+        return min(found, key=lambda each: each[1].tail_at, default=None)
 
     def named(self, buddy: Incarnation, most: int) -> list[tuple[NamedHistory, CoveredBranch, CoveredSequence]]:
         """All histories of a buddy, with hashes that it does not know: at most so many in all."""

@@ -22,6 +22,7 @@ class KeptHistory:
 
     hashes: list[BlockHash] = field(default_factory=list)
     num_held: int = 0  # leading blocks that are here
+    tail: BlockHash | None = None  # by what the block behind them is known, if it has come
     refused: bool = False  # there was no room: nothing of it is kept, and its owner is told
     stalled_until: float = 0.0
 
@@ -95,6 +96,10 @@ class KeptHistories:
             states.append(kept.state)
         self._end(before.values(), change)
         return change, states
+
+    def find(self, owner: Incarnation, key: BranchKey) -> KeptHistory | None:
+        table = self._owners.get(owner)
+        return table.histories.get(key) if table is not None else None
 
     def expire(self, now: float) -> KeepChange:
         """Ends the histories of owners that have not called for KEEP_S."""
@@ -173,3 +178,6 @@ class KeptHistories:
                 if not self._uses[block_hash]:
                     del self._uses[block_hash]
                     change.ended.append(block_hash)
+            if kept.tail is not None:
+                change.ended.append(kept.tail)
+                kept.tail = None

@@ -10,8 +10,10 @@ from gpu_worker.migration.calls.standby_calls import HistoryState, StandbyReques
 from gpu_worker.migration.calls.transfer_calls import require_same_model
 from gpu_worker.migration.prefix.prefix_fetcher import PrefixFetcher
 from gpu_worker.migration.standby.kept_histories import KeepChange, KeptHistories, KeptHistory
+from gpu_worker.scheduling.standby_blocks import Tail
+from gpu_worker.steps.runner import BlockMemory, BlocksInPlace
 from octavo.request.errors import Draining, OutOfBlocks, ServingError
-from octavo.request.ids import BlockHash, Incarnation
+from octavo.request.ids import BlockHash, BlockId, Incarnation
 
 log = logging.getLogger(__name__)
 
@@ -28,13 +30,14 @@ IDLE_S = 1.0  # how often the table is looked at without a call
 class StandbyBuddy:
     """Never runs, owns or promises a sequence. Lives on the event loop."""
 
-    def __init__(self, blocks: BlockPort, watch: WorkerWatch, fetcher: PrefixFetcher, bytes_per_block: int) -> None:
+    def __init__(self, blocks: BlockPort, watch: WorkerWatch, fetcher: PrefixFetcher, memory: BlockMemory) -> None:
         self.histories = KeptHistories(int(KEPT_SHARE * blocks.info.num_blocks))
         self.num_refused = 0  # histories for which there was no room
         self._blocks = blocks
         self._watch = watch
         self._fetcher = fetcher
-        self._most_fetched = max(1, FETCH_BYTES // max(1, bytes_per_block))
+        self._memory = memory
+        self._most_fetched = max(1, FETCH_BYTES // max(1, memory.bytes_per_block))
         self._wake = asyncio.Event()
         self._retry_at: dict[Incarnation, float] = {}
         self._num_lost = 0  # by the last count of what was held
@@ -48,7 +51,28 @@ class StandbyBuddy:
         self.num_refused += sum(each.refused for each in states)
         await self._apply(change)
         self._wake.set()
+        for each in request.histories:
+            kept = self.histories.find(request.owner, (each.seq_id, each.branch))
+            if each.tail is not None and kept is not None and not kept.refused:
+                await self._keep_tail(kept, each.tail)
+                if self.histories.find(request.owner, (each.seq_id, each.branch)) is not kept:
+                    await self._blocks.stand_by([], [each.tail.name])  # the history has ended meanwhile
         return states
+
+    async def _keep_tail(self, kept: KeptHistory, tail: Tail) -> None:
+        """Keeps a tail instead of the one that this history had. It is of use where blocks lie as they come."""
+        if not isinstance(self._memory, BlocksInPlace) or len(tail.content) != self._memory.bytes_per_block:
+            return
+        before, kept.tail = kept.tail, tail.name
+        if not await self._blocks.put_tail(tail, before, self._write):
+            kept.tail = None
+
+    def _write(self, block: BlockId, content: bytes) -> None:
+        left = memoryview(content)
+        for run in self._memory.open_block(block):
+            run[:], left = left[: len(run)], left[len(run) :]
+        self._memory.keep_block(block)
+        self._memory.close_block(block)
 
     async def run(self) -> None:
         """Fetches what is lacking, for as long as the worker lives."""

@@ -6,19 +6,23 @@ No call holds a sequence up, and no failure is one of the sequence: it has anoth
 """
 
 import asyncio
+import contextlib
 import logging
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from gpu_worker.engine.block_port import BlockPort
 from gpu_worker.engine.worker_watch import WorkerWatch
 from gpu_worker.migration.calls.connection_pool import ConnectionPool
 from gpu_worker.migration.calls.standby_calls import MOST_HISTORIES, StandbyRequest
 from gpu_worker.migration.calls.targets import TargetPool, TargetWorker
-from gpu_worker.migration.standby.covered_sequences import CoveredSequences, note_state
+from gpu_worker.migration.standby.covered_sequences import CoveredBranch, CoveredSequences, note_state
 from gpu_worker.migration.standby.kept_histories import KEEP_S
+from gpu_worker.scheduling.standby_blocks import Tail
+from gpu_worker.steps.runner import BlockMemory, BlocksInPlace
 from octavo.request.errors import ServingError
-from octavo.request.ids import Incarnation
+from octavo.request.ids import BlockId, Incarnation
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +35,11 @@ REFRESH_S = 2.0  # how often a buddy is told that nothing is new
 CANDIDATES_S = 2.0  # how often it is asked who may be a buddy
 AVOID_S = 10.0  # how long a worker that had no room, or did not answer, is not chosen
 MOST_NAMED = 16_384  # hashes of one call
+# A tail is sent when this part of a block is new in it, with a call that names blocks or alone. Calls for tails alone
+# take a small part of the time.
+TAIL_PART = 4
+TAIL_PAUSE = 20.0  # times the last call
+MOST_TAIL_BYTES = 4 << 20
 
 
 @dataclass(slots=True, eq=False)
@@ -40,6 +49,15 @@ class ToldBuddy:
     buddy: TargetWorker
     called_at: float = float("-inf")
     answered_at: float = field(default_factory=lambda: time.monotonic())  # or when it was first asked
+    tail_after: float = float("-inf")  # when a call may be made for a tail alone
+
+
+class FoundTail(NamedTuple):
+    """The last block of a branch, which goes along with a call."""
+
+    branch: CoveredBranch
+    num_tokens: int
+    tail: Tail
 
 
 class StandbyOwner:
@@ -53,7 +71,9 @@ class StandbyOwner:
         connections: ConnectionPool,
         watch: WorkerWatch,
         min_tokens: int,
+        memory: BlockMemory,
     ) -> None:
+        """Tails are sent where blocks can be read as they lie: on a GPU it takes no time to compute one again."""
         self.sequences = CoveredSequences()
         self.num_failed = 0  # calls that were refused or not answered
         self._incarnation = incarnation
@@ -67,6 +87,11 @@ class StandbyOwner:
         self._avoided: dict[Incarnation, float] = {}  # until when
         self._num_calls = 0
         self._told: dict[Incarnation, ToldBuddy] = {}  # workers that may keep something for this one
+        self._loop = asyncio.get_running_loop()
+        self._stepped = asyncio.Event()
+        self._awaits_step = False
+        self._memory = memory
+        self._sends_tails = isinstance(memory, BlocksInPlace) and memory.bytes_per_block <= MOST_TAIL_BYTES
 
     async def run(self) -> None:
         """Goes round for as long as the worker lives."""
@@ -80,6 +105,22 @@ class StandbyOwner:
                 log.exception("no standbys in this round")
             round_s = min(LONGEST_ROUND_S, max(ROUND_S, ROUND_PER_HISTORY_S * (self.sequences.num_histories - 1)))
             await asyncio.sleep(max(round_s / 2, round_s - (time.monotonic() - began)))
+            await self._wait_for_step()
+
+    async def _wait_for_step(self) -> None:
+        """Waits for the end of a step: what it has brought is to be at the buddy before a client has seen it."""
+        self._stepped.clear()
+        self._awaits_step = True
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LONGEST_ROUND_S):
+                await self._stepped.wait()
+
+    def note_round(self) -> None:
+        """The engine's thread says that it has made a step, or had none to make."""
+        if self._awaits_step:
+            self._awaits_step = False
+            with contextlib.suppress(RuntimeError):  # the event loop has ended, and with it the process
+                self._loop.call_soon_threadsafe(self._stepped.set)
 
     async def go_round(self) -> None:
         """Names to each buddy what it is to have now."""
@@ -93,7 +134,30 @@ class StandbyOwner:
         for each in by_buddy:
             if each not in self._told and each in self._candidates:
                 self._told[each] = ToldBuddy(self._candidates[each])
-        await asyncio.gather(*(self._tell(told) for told in list(self._told.values()) if self._has_news(told)))
+        await asyncio.gather(*(self._tell_news(told) for told in list(self._told.values())))
+
+    async def _tell_news(self, told: "ToldBuddy") -> None:
+        """Calls a buddy, if there is something new for it."""
+        has_news = self._has_news(told)
+        found = await self._read_tail(told) if has_news or time.monotonic() > told.tail_after else None
+        if has_news or found is not None:
+            await self._tell(told, found)
+
+    async def _read_tail(self, told: "ToldBuddy") -> FoundTail | None:
+        """A tail in which a part of the block is new to the buddy."""
+        found = self.sequences.next_tail(told.buddy.incarnation) if self._sends_tails else None
+        if found is None:
+            return None
+        key, branch = found
+        num_blocks = len(branch.hashes)
+        num_sent = branch.tail[1] if branch.tail[0] == num_blocks else 0
+        num_new = max(1, self._blocks.info.block_size // TAIL_PART)
+        read = await self._blocks.read_tail(key, num_blocks, num_sent + num_new, self._read)
+        return None if read is None else FoundTail(branch, *read)
+
+    def _read(self, block: BlockId) -> bytes:
+        with self._memory.read_blocks([block]) as contents:
+            return b"".join(next(iter(contents)))
 
     def _has_news(self, told: "ToldBuddy") -> bool:
         """Whether a buddy is to be called in this round."""
@@ -114,7 +178,7 @@ class StandbyOwner:
             by_buddy[buddy] += sequence.num_blocks
             sequence.choose(buddy)
 
-    async def _tell(self, told: "ToldBuddy") -> None:
+    async def _tell(self, told: "ToldBuddy", found: FoundTail | None = None) -> None:
         """One call. A buddy that does not answer, or has no room, is none for a while.
 
         It is told that it need keep nothing, until it has answered that, or has forgotten it by itself.
@@ -124,6 +188,9 @@ class StandbyOwner:
         info = self._blocks.info
         self._num_calls += 1
         histories = [each for each, _, _ in named]
+        if found is not None:
+            found.branch.tail_at = told.called_at
+            histories = [replace(one, tail=found.tail) if each is found.branch else one for one, each, _ in named]
         request = StandbyRequest(
             self._incarnation, info.fingerprint, info.layout, info.numerics, histories, self._num_calls
         )
@@ -140,6 +207,9 @@ class StandbyOwner:
                 self._told.pop(buddy.incarnation, None)
             return
         told.answered_at = time.monotonic()
+        told.tail_after = told.answered_at + TAIL_PAUSE * (told.answered_at - told.called_at)
+        if found is not None:
+            found.branch.tail = len(found.branch.hashes), found.num_tokens
         if not named:
             self._told.pop(buddy.incarnation, None)
         for (_, branch, sequence), state in zip(named, states, strict=True):

@@ -9,6 +9,7 @@ import torch
 from gpu_worker.models.decoders import rope
 from gpu_worker.models.decoders.expert_families import DEFAULTS, expert_layers, read_experts_config
 from gpu_worker.models.decoders.experts import ExpertsConfig
+from gpu_worker.models.decoders.latent.latent_config import LatentConfig, read_latent
 from gpu_worker.models.decoders.rope import RopeParameters
 from gpu_worker.ops import BlockSparsePattern
 from octavo.model_files.quantization import CODED, MIXTURES, is_mxfp4
@@ -85,11 +86,12 @@ class LlamaConfig:
     experts: ExpertsConfig | None = None
     expert_layers: tuple[bool, ...] = ()  # per layer, of a model with experts
     drafting_layers: int = 0  # of the checkpoint, after those of the model: they draft tokens, and are not used
+    latent: LatentConfig | None = None  # then num_kv_heads is 1, and head_dim what a page holds of a token
     pairs_rows: bool = False  # whether the family's own rows of queries and keys come in pairs, also in its adapters
 
     @property
     def attention_scale(self) -> float:
-        return float((self.query_scalar or self.head_dim) ** -0.5)
+        return self.latent.scale if self.latent else float((self.query_scalar or self.head_dim) ** -0.5)
 
     @property
     def post_norms(self) -> bool:
@@ -98,9 +100,17 @@ class LlamaConfig:
 
     @property
     def qkv_rows(self) -> list[int]:
-        """How many rows a matrix of queries, keys and values has of each."""
+        """How many rows a matrix of queries, keys and values has of each; with latents, of what queries are made of and
+        of what a page holds."""
+        if self.latent:
+            return [self.latent.query_rank or self.num_heads * self.latent.query, self.head_dim]
         keys = self.num_kv_heads * self.head_dim
         return [self.num_heads * self.head_dim, keys, keys]
+
+    @property
+    def attended(self) -> int:
+        """How many numbers of a token attention gives."""
+        return self.num_heads * (self.latent.values if self.latent else self.head_dim)
 
     def limited_to(self, context_tokens: int | None) -> "LlamaConfig":
         """This model, for sequences of at most so many tokens; None: as many as it was made for."""
@@ -124,8 +134,9 @@ class LlamaConfig:
     def _read(cls, config: Mapping[str, Any]) -> "LlamaConfig":
         config = _whole(config)
         num_layers, num_heads = int(config["num_hidden_layers"]), int(config["num_attention_heads"])
-        head_dim = int(config.get("head_dim") or config["hidden_size"] // num_heads)
-        num_kv_heads = int(config.get("num_key_value_heads") or num_heads)
+        latent = read_latent(config)
+        head_dim = latent.width if latent else int(config.get("head_dim") or config["hidden_size"] // num_heads)
+        num_kv_heads = 1 if latent else int(config.get("num_key_value_heads") or num_heads)
         context_tokens = int(config["max_position_embeddings"])
         check_sizes(num_layers=num_layers, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim)
         check_sizes(context_tokens=context_tokens)
@@ -134,7 +145,9 @@ class LlamaConfig:
         windows = tuple(_window(config, layer) for layer in range(num_layers))
         family = config.get("model_type")
         far_config, near_config = rope.far_and_near(config)
-        far = RopeParameters.from_config(far_config, head_dim)
+        far = RopeParameters.from_config(far_config, latent.rotated if latent else head_dim)
+        if latent and far.dim != latent.rotated:
+            raise BadModel(f"config.json: {far.dim} of {latent.rotated} dimensions turn (partial_rotary_factor)")
         near = RopeParameters.from_config(near_config, head_dim) if near_config else None
         return cls(
             vocab_size=int(config["vocab_size"]),
@@ -160,6 +173,7 @@ class LlamaConfig:
             experts=read_experts_config(config),
             expert_layers=expert_layers(config, num_layers),
             drafting_layers=int(config.get("num_nextn_predict_layers") or 0) if family in MIXTURES else 0,
+            latent=latent,
             pairs_rows=family == "ernie4_5",
         )
 
@@ -195,6 +209,7 @@ def is_mixture(config: Mapping[str, Any]) -> bool:
         and rope.kind(config) in rope.KINDS
         and not windowed
         and config.get("clip_qkv") is None
+        and not (config["model_type"] == "deepseek_v2" and (config.get("norm_topk_prob") or config.get("mlp_bias")))
     )
 
 
@@ -225,6 +240,14 @@ def _variations(config: Mapping[str, Any]) -> dict[str, Any]:
         scales = {field: float(config.get(name, 1.0)) for field, name in names.items()}
         query_scalar = float(config.get("attention_multiplier", 1.0)) ** -2
         return scales | {"query_scalar": query_scalar, "logit_divisor": float(config.get("logits_scaling", 1.0))}
+    if family == "minicpm3":
+        layers, base = int(config["num_hidden_layers"]), config.get("dim_model_base") or config["hidden_size"]
+        depth = config.get("scale_depth") or layers**0.5
+        return {
+            "embedding_scale": float(config.get("scale_emb", 1.0)),
+            "sum_scale": float(depth) / layers**0.5,
+            "logit_divisor": config["hidden_size"] / base,
+        }
     if family not in GEMMAS:
         return {}
     gemma = {
@@ -252,7 +275,8 @@ def _biased(config: Mapping[str, Any]) -> frozenset[str]:
     if family == "internlm3":  # which also has names of its own
         config = {"attention_bias": config.get("qkv_bias"), "mlp_bias": config.get("bias"), **config}
     attention = {"qkv", "out"} if family not in ("mistral", "phi3") and config.get("attention_bias") else set()
-    mlp = {"gate_up", "down"} if family in (*LLAMAS, "granite", "smollm3") and config.get("mlp_bias") else set()
+    with_mlp = (*LLAMAS, "granite", "minicpm3", "smollm3", "youtu")
+    mlp = {"gate_up", "down"} if family in with_mlp and config.get("mlp_bias") else set()
     return frozenset(attention | mlp)
 
 

@@ -19,6 +19,8 @@ from gpu_worker.models.decoders.config import LlamaConfig
 from gpu_worker.models.decoders.decoder import LoadLora, OwnDecoder, gelu_tanh
 from gpu_worker.models.decoders.decoder_part import DecoderPart
 from gpu_worker.models.decoders.experts import StackTensors, read_experts, run_divided_experts, run_experts
+from gpu_worker.models.decoders.latent import latent_layer
+from gpu_worker.models.decoders.latent.latent_config import LatentConfig
 from gpu_worker.models.decoders.lora_weights import load, placed, support_of
 from gpu_worker.ops import AttentionOptions, Ops, TokenBatch
 from gpu_worker.ops.cuda_weights import CudaMatrix
@@ -30,6 +32,9 @@ FIRST_SOURCES = {  # the matrices of a layer, and the first tensor that each is 
     "out": "self_attn.o_proj",
     "gate_up": "mlp.gate_proj",
     "down": "mlp.down_proj",
+}
+LATENT_SOURCES = {"queries": "self_attn.q_b_proj", "latent_keys": "self_attn.k_b_proj"} | {
+    "latent_values": "self_attn.v_b_proj"  # of latent attention, by the names of latent_source
 }
 FUSED_SOURCES = {"qkv": "self_attn.qkv_proj", "gate_up": "mlp.gate_up_proj"}  # Phi-3's are one matrix already
 NO_LORA_ON_GPUS = LoraSupport(refusal="a group of GPUs has no adapters: leave --tensor-parallel out")
@@ -100,10 +105,12 @@ def _layer(
     hidden, inner = config.hidden_size, config.intermediate_size
     parts = {
         "qkv": ([f"self_attn.{x}_proj" for x in "qkv"], config.qkv_rows, hidden),
-        "out": (["self_attn.o_proj"], [hidden], config.qkv_rows[0]),
+        "out": (["self_attn.o_proj"], [hidden], config.attended),
         "gate_up": (["mlp.gate_proj", "mlp.up_proj"], [inner, inner], hidden),
         "down": (["mlp.down_proj"], [hidden], inner),
     }
+    if config.latent:
+        parts |= _latent_parts(config, config.latent)
     if config.experts is not None and config.expert_layers[layer]:
         del parts["gate_up"], parts["down"]
     for name, whole in FUSED_SOURCES.items():
@@ -127,9 +134,28 @@ def _layer(
         sizes = config.qkv_rows if config.together_normed else [config.head_dim] * 2
         for name, size in zip(("q_norm", "k_norm"), sizes, strict=False):
             tensors[name] = _norm(checkpoint, f"{prefix}self_attn.{name}.weight", size, config)
+    if config.latent:
+        norms = {
+            "q_norm": ("q_a_layernorm", config.latent.query_rank),
+            "k_norm": ("kv_a_layernorm", config.latent.rank),
+        }
+        for name, (source, size) in norms.items():
+            if size:
+                tensors[name] = checkpoint.read_tensor(f"{prefix}self_attn.{source}.weight", (size,))
     if config.sinks:
         tensors["sinks"] = checkpoint.read_floats(f"{prefix}self_attn.sinks", (config.num_heads,))
     return tensors
+
+
+def _latent_parts(config: LlamaConfig, latent: LatentConfig) -> dict[str, tuple[list[str], list[int], int]]:
+    """What differs of a layer with latent attention: sources, their rows and their columns."""
+    heads, first = config.num_heads, "q_a_proj" if latent.query_rank else "q_proj"
+    sources = [f"self_attn.{first}", "self_attn.kv_a_proj_with_mqa"]
+    sizes = {"latent_keys": (latent.rank, latent.plain), "latent_values": (latent.values, latent.rank)}
+    if latent.query_rank:
+        sizes["queries"] = (latent.query, latent.query_rank)
+    parts = {name: ([LATENT_SOURCES[name]], [heads * rows], columns) for name, (rows, columns) in sizes.items()}
+    return {"qkv": (sources, config.qkv_rows, config.hidden_size), **parts}
 
 
 def _norm(checkpoint: CheckpointReader, name: str, size: int, config: LlamaConfig) -> Tensor:
@@ -190,7 +216,8 @@ class LlamaDecoder(OwnDecoder):
         self._own_rows = [own * group, own, own]
         self.lora_support = support_of(config) if ranks is None else NO_LORA_ON_GPUS
         self.load_lora: LoadLora | None = None
-        if ranks is None:
+        self.batch_invariant = config.latent is None  # whose products by heads torch rounds by their shape
+        if ranks is None and config.latent is None:
             self.load_lora = lambda files: placed(load(files, config), dtype, device)
 
     def forward(self, batch: TokenBatch, kv: Sequence[Tensor], rows: Tensor) -> Tensor:
@@ -239,9 +266,12 @@ class LlamaDecoder(OwnDecoder):
     def _attend(self, index: int, x: Tensor, kv: Tensor, batch: TokenBatch, cos: Tensor, sin: Tensor) -> Tensor:
         layer, config, ops, ranks = self._layers[index], self.config, self._ops, self.ranks
         rows = self._product(index, "qkv", x, batch)
-        queries, keys, values = (
-            part.view(x.shape[0], -1, config.head_dim) for part in self._together_normed(layer, rows)
-        )
+        if config.latent:
+            queries, keys, values = latent_layer.expand(config.latent, layer, rows, ops)
+        else:
+            queries, keys, values = (
+                part.view(x.shape[0], -1, config.head_dim) for part in self._together_normed(layer, rows)
+            )
         if config.head_norms:
             queries = ops.rms_norm(queries, layer["q_norm"], config.norm_eps)
             keys = ops.rms_norm(keys, layer["k_norm"], config.norm_eps)
@@ -250,6 +280,8 @@ class LlamaDecoder(OwnDecoder):
         else:
             ops.cache_write(kv, keys, values, batch)
         attended = ops.paged_attention(queries, kv, batch, self._options[index])
+        if config.latent:
+            attended = latent_layer.values_of(config.latent, layer, attended)
         attended = ranks.join("attended", attended.reshape(x.shape[0], -1))
         out = ranks.join("out", self._product(index, "out", attended, batch))
         return ops.rms_norm(out, layer["attended_norm"], config.norm_eps) if "attended_norm" in layer else out

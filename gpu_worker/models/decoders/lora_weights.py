@@ -39,6 +39,8 @@ def _num_bytes(layers: list[dict[str, LoraStack]]) -> int:
 
 def support_of(config: LlamaConfig) -> LoraSupport:
     """Which adapters the model takes."""
+    if config.latent:
+        return LoraSupport(refusal="no adapters of models with latent attention (MLA) are read")
     hidden, inner = config.hidden_size, config.intermediate_size
     queries, keys, values = config.qkv_rows
     shapes = {

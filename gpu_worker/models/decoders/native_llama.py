@@ -1,4 +1,4 @@
-"""Decoders of the Llama family on a CPU: a whole step is one call into the extension (csrc/cpu/llama.cpp, llama_run.h).
+"""Decoders of the Llama family on a CPU: a whole step is one call into the extension (csrc/cpu/llama*.cpp).
 
 `llama.LlamaDecoder` defines what a NativeLlamaDecoder computes.
 """
@@ -15,14 +15,14 @@ from torch import Tensor
 from gpu_worker.models.checkpoint.weights import CheckpointReader, ProgressCallback, SizesReader, WeightSource
 from gpu_worker.models.decoders.config import LlamaConfig
 from gpu_worker.models.decoders.decoder import KeptLogits, LoadLora, OwnDecoder
-from gpu_worker.models.decoders.llama import FIRST_SOURCES, NO_LORA_ON_GPUS, collect, layers_of
+from gpu_worker.models.decoders.llama import FIRST_SOURCES, LATENT_SOURCES, NO_LORA_ON_GPUS, collect, layers_of
 from gpu_worker.models.decoders.lora_weights import load, support_of
 from gpu_worker.models.decoders.ranks.adapter_room import AdapterRoom
 from gpu_worker.models.decoders.ranks.llama_share import LlamaShare
 from gpu_worker.models.decoders.ranks.place import RankPlace
 from gpu_worker.models.packed.packed_file import PackedFileWriter, Place
 from gpu_worker.models.packed.packed_weights import NativeMatrix, PackedWeights
-from gpu_worker.models.packed.packing import MatrixPacker
+from gpu_worker.models.packed.packing import GROUP_ROWS, MatrixPacker
 from gpu_worker.models.packed.weight_memory import HugePageAllocator, ScratchMemory, WeightMemory
 from gpu_worker.ops import TokenBatch
 from gpu_worker.ops.lora import Lora
@@ -31,10 +31,17 @@ from octavo.model_files.lora_files import LoraFiles
 from octavo.request.errors import BadModel
 
 MAX_HEAD_DIM = 256
+MAX_LATENT = 1024  # what a page holds of a token with latent attention
 
 
 def supports(config: LlamaConfig) -> bool:
-    """Whether the extension computes this model: its heads fill the registers."""
+    """Whether the extension computes this model: its heads fill the registers.
+
+    With latent attention each head has whole groups of rows in the matrices of keys and of values.
+    """
+    if latent := config.latent:
+        whole = latent.rank % GROUP_ROWS == 0 and latent.values % GROUP_ROWS == 0
+        return whole and config.head_dim % 8 == 0 and config.head_dim <= MAX_LATENT
     return config.head_dim % 8 == 0 and config.head_dim <= MAX_HEAD_DIM
 
 
@@ -105,6 +112,7 @@ class NativeLlamaDecoder(OwnDecoder):
             "asked_inner": 0 if config.experts is None else config.experts.asked_inner,
             "gelu": config.activation == "gelu_tanh",
             "post_norms": config.post_norms,
+            "latent": config.latent.sizes if config.latent else {},
             **{name: getattr(config, name) for name in ("attention_cap", "logit_cap", "sum_scale", "logit_divisor")},
         }
         share = None if place is None else LlamaShare.of(config, place)
@@ -133,9 +141,9 @@ class NativeLlamaDecoder(OwnDecoder):
         self._kept_logits = KeptLogits(
             config.vocab_size, None if shared is None else torch.from_numpy(np.asarray(shared))
         )
-        adapted = place is None or self._adapter_room is not None
+        adapted = (place is None or self._adapter_room is not None) and config.latent is None
         self.load_lora: LoadLora | None = self._load_lora if adapted else None
-        self.lora_support = support_of(config) if adapted else NO_LORA_ON_GPUS
+        self.lora_support = support_of(config) if adapted or config.latent else NO_LORA_ON_GPUS
 
     def forward(self, batch: TokenBatch, kv: Sequence[Tensor], rows: Tensor) -> Tensor:
         hidden = torch.empty((rows.shape[0], self.config.hidden_size))
@@ -188,7 +196,7 @@ class NativeLlamaDecoder(OwnDecoder):
 
     def _layer(self, layer: int, tensors: dict[str, Any]) -> dict[str, Any]:
         sparse, window = self.config.sparse[layer], self.config.windows[layer]
-        stacks: dict[str, list[Any]] = {name: [] for name in FIRST_SOURCES}
+        stacks: dict[str, list[Any]] = {name: [] for name in (*FIRST_SOURCES, *LATENT_SOURCES)}
         others = {}
         for name in sorted(tensors):  # `qkv` before `qkv.1`
             stem = name.partition(".")[0]
@@ -236,7 +244,7 @@ class NativeLlamaDecoder(OwnDecoder):
                 "say --quantization none (or q8 or q4, which round all)"
             )
         vectors = ("router_bias", "router_correction", "expert_gate_up_bias", "expert_down_bias")
-        settings = ("top", "sigmoid", "shares_sum_to_one", "share_scale", "groups", "top_groups")
+        settings = ("top", "sigmoid", "shares_sum_to_one", "share_scale", "groups", "top_groups", "group_best")
         swiglu = ("swiglu_alpha", "swiglu_limit")
         return shared | {
             **{name: tensors[name] for name in vectors if name in tensors},

@@ -7,6 +7,7 @@ A setting that the reader does not know may change what the model computes. So e
 from typing import Any
 
 from octavo.model_files.gguf import GgufFile
+from octavo.model_files.gguf_support import GPT, find_obstacle
 from octavo.request.errors import BadModel
 
 # Settings that no computation depends on, or that stand in the tensors' shapes as well.
@@ -16,12 +17,22 @@ HARMLESS = (
 )
 MOST_CONTEXT = 1 << 24
 SHAPED_BY_LAYER = ("gemma4",)  # whose layers have keys of several shapes
-COUNTED_BY_LAYER = (*SHAPED_BY_LAYER, "granitehybrid", "jamba", "lfm2", "lfm2moe")  # some of which may have no keys
-LATENT = ("deepseek2", "minicpm3")  # whose pages hold one vector for all heads
-FUSED = ("gptneox",)  # whose models have queries, keys and values in one tensor
+COUNTED_BY_LAYER = (  # some of which may have no keys
+    *(*SHAPED_BY_LAYER, "granitehybrid", "jamba", "kimi-linear", "lfm2", "lfm2moe", "nemotron_h"),
+    "nemotron_h_moe",
+)
+LATENT = ("deepseek2", "kimi-linear", "minicpm3")  # whose pages hold one vector for all heads
+FUSED = (*GPT, "gptneox")  # whose models have queries, keys and values in one tensor
 WITHOUT_KEYS = ("mamba", "mamba2")  # whose files say that they have no heads
 GATED = ("qwen35", "qwen35moe", "qwen3next")  # each head of their queries has a gate of its size
 HARMLESS_ENDS = ("expert_shared_feed_forward_length", "rope.scaling.finetuned", "tensor_data_layout")
+
+
+def architecture(file: GgufFile) -> str:
+    """The file's architecture, one of gguf_support.ARCHITECTURES. BadModel says why the file cannot be read."""
+    if obstacle := find_obstacle(file):
+        raise BadModel(f"{file.path.name}: {obstacle}")
+    return file.metadata.string("general.architecture")
 
 
 class GgufSettings:
@@ -81,7 +92,8 @@ class GgufHeader(GgufSettings):
         fewest = 0 if arch in WITHOUT_KEYS else 1
         if not 1 <= self.layers <= len(file.tensors) or not fewest <= self.heads <= self.hidden:
             raise BadModel(f"{self.name}: {self.heads} heads, {self.layers} layers in {len(file.tensors)} tensors")
-        attending = (layer for layer in range(self.layers) if self.has(f"blk.{layer}.attn_k.weight"))
+        keys = "attn_kv_a_mqa" if arch in LATENT else "attn_k"
+        attending = (layer for layer in range(self.layers) if self.has(f"blk.{layer}.{keys}.weight"))
         self.first_attending = next(attending, 0)  # others have recurrent layers before it
         self.kv_head_counts, self.head_dims = self._shapes()  # by layer
         self.kv_heads, self.head_dim = self.kv_head_counts[self.first_attending], self.head_dims[0]
@@ -101,6 +113,7 @@ class GgufHeader(GgufSettings):
             "head_dim": self.head_dim,
             "max_position_embeddings": self.context,
             "tie_word_embeddings": not self.has("output.weight"),
+            **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id")),
         }
 
     def _check_sizes(self) -> None:

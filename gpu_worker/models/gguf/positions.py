@@ -24,6 +24,11 @@ def rope_parameters(header: GgufHeader) -> dict[str, Any]:
     return rope | scaling(header, header.context) | ({"truncate": False} if header.arch == "gpt-oss" else {})
 
 
+def near_positions(header: GgufHeader, base: float = 10000.0) -> dict[str, Any]:
+    """Those of layers with a window, beside others that see all keys."""
+    return {"rope_type": "default", "rope_theta": header.number("rope.freq_base_swa", base)}
+
+
 def scaling(header: GgufSettings, context: int) -> dict[str, Any]:
     """How positions are scaled. A factor without a type is a linear one, as llama.cpp takes it."""
     factor = header.number("rope.scaling.factor", header.number("rope.scale_linear", 0.0)) or 1.0

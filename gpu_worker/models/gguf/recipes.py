@@ -23,13 +23,31 @@ def unchanged(parts: Sequence[Tensor]) -> Tensor:
     return parts[0]
 
 
+def stacked(parts: Sequence[Tensor]) -> Tensor:
+    return torch.cat(tuple(parts))
+
+
+def as_row(parts: Sequence[Tensor]) -> Tensor:
+    return parts[0].reshape(1, -1)
+
+
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How a tensor of the model is made of tensors of the file. `columns` are where its columns come from."""
+    """How a tensor of the model is made of tensors of the file. `columns` are where its columns come from.
+
+    `by_head`: a tensor of the file has a matrix for each head, which are taken as one, one below the other.
+    """
 
     of: tuple[str, ...]
     join: Join = unchanged
     columns: Tensor | None = None
+    by_head: bool = False
+
+    def shape(self, stored: Sequence[int]) -> tuple[int, ...]:
+        """That of a tensor of the file, as it is taken."""
+        if not self.by_head:
+            return tuple(stored)
+        return torch.Size(stored[:-1]).numel(), stored[-1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +78,7 @@ LLAMA = {
     "ffn_down": "mlp.down_proj",
 }
 OUTER = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+PARTS = ("gate", "up", "down")
 NORMED_OUTPUTS = {"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"}
 
 
@@ -84,6 +103,16 @@ def named_recipes(
                 join = changed.get(f"{stored}.{end}") or changed.get(stored) or unchanged
                 found[f"{stem}.{end}"] = Recipe((f"{full}.{end}",), join)
     return found
+
+
+def shared_names(place: str) -> dict[str, str]:
+    """What the matrices of experts that all tokens ask are called in files, and in the model."""
+    return {f"ffn_{part}_shexp": f"{place}.{part}_proj" for part in PARTS}
+
+
+# Of the one expert that all tokens ask, whose share is a sigmoid, and of the router beside it.
+GATED_EXPERT = {"ffn_gate_inp": "mlp.gate", "ffn_gate_inp_shexp": "mlp.shared_expert_gate"}
+GATED_EXPERT |= shared_names("mlp.shared_expert")
 
 
 def expert_recipes(header: GgufHeader, place: str, layers: Iterable[int] | None = None) -> dict[str, Recipe]:

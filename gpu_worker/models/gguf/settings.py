@@ -8,6 +8,8 @@ from gpu_worker.models.gguf.recipes import Recipe
 from octavo.request.errors import BadModel
 
 SOFTMAX, SIGMOID = 1, 2  # what llama.cpp calls a router by how it makes shares
+# Texts have one position for a token, whatever number of dimensions pictures have.
+IGNORED_OF_PICTURES = ("n_deepstack_layers", "rope.dimension_sections")
 
 
 def common(header: GgufHeader, model_type: str, **more: Any) -> dict[str, Any]:
@@ -15,12 +17,15 @@ def common(header: GgufHeader, model_type: str, **more: Any) -> dict[str, Any]:
 
 
 def without_positions(header: GgufHeader, model_type: str, **more: Any) -> dict[str, Any]:
-    ends = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
-    return {"model_type": model_type, **header.sizes(), **ends, **more}
+    return {"model_type": model_type, **header.sizes(), **more}
 
 
 def rms(header: GgufHeader) -> dict[str, Any]:
     return {"rms_norm_eps": header.number("attention.layer_norm_rms_epsilon")}
+
+
+def layer_norm(header: GgufHeader) -> dict[str, Any]:
+    return {"layer_norm_eps": header.number("attention.layer_norm_epsilon")}
 
 
 def granite_scales(header: GgufHeader) -> dict[str, Any]:
@@ -33,7 +38,17 @@ def granite_scales(header: GgufHeader) -> dict[str, Any]:
 
 
 def experts(header: GgufHeader, layer: int = 0) -> dict[str, Any]:
-    return dict(zip(("num_local_experts", "num_experts_per_tok"), header.experts(layer), strict=True))
+    """By both names that configurations have for how many there are."""
+    count, used = header.experts(layer)
+    return {"num_local_experts": count, "num_experts": count, "num_experts_per_tok": used}
+
+
+def beside_experts(header: GgufHeader) -> dict[str, Any]:
+    """Of layers that have an expert which all tokens ask, of another size."""
+    return {
+        "moe_intermediate_size": header.inner_size("ffn_down_exps"),
+        "shared_expert_intermediate_size": header.inner_size("ffn_down_shexp"),
+    }
 
 
 def check_gating(header: GgufHeader, known: int) -> None:
@@ -52,6 +67,11 @@ def corrections(header: GgufHeader, first: int, name: str = "mlp.gate.e_score_co
     """What is added to shares where experts are chosen, of the layers from `first` on."""
     layers = range(first, header.layers)
     return {f"model.layers.{layer}.{name}": Recipe((f"blk.{layer}.exp_probs_b.bias",)) for layer in layers}
+
+
+def refuse_drafting(header: GgufHeader) -> None:
+    if header.integer("nextn_predict_layers", 0):
+        raise BadModel(f"{header.name} has layers that predict further tokens (nextn_predict_layers)")
 
 
 def drafting_layers(header: GgufHeader) -> int:

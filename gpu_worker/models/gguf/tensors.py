@@ -1,8 +1,4 @@
-"""Reads a GGUF file as a Transformers checkpoint: metadata as config.json, dequantized tensors by their usual names."""
-
-import re
-from collections.abc import Sequence
-from typing import Any
+"""Tensors of GGUF files: what their number formats mean, and which of them the extension multiplies as they are."""
 
 import numpy as np
 import torch
@@ -12,18 +8,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gpu_worker.models.checkpoint.weights import FLOATS
-from gpu_worker.models.gguf.header import GgufSettings
-from gpu_worker.models.gguf.held_blocks import held_blocks
-from gpu_worker.models.gguf.positions import scaling
-from gpu_worker.models.gguf.recipes import LLAMA, halves
-from octavo.model_files.gguf import GgufFile, TensorInfo, TensorType
+from octavo.model_files.gguf import GgufFile, TensorType
 from octavo.model_files.gguf_support import FLOATS as FLOAT_TYPES
-from octavo.model_files.gguf_support import HELD_AS, INTERLEAVED, end_token_ids, find_obstacle
-from octavo.request.errors import BadModel
+from octavo.model_files.gguf_support import HELD_AS
 
 # The package makes several arrays on the way to its result. Those of a piece stay in the processor's cache: of a whole
 # tensor, decoding takes twice as long (docs/decisions/gpu_worker.md).
 PIECE_VALUES = 1 << 16
+ROPE_FACTORS = "rope_freqs.weight"
+ROPE_LONG, ROPE_SHORT = "rope_factors_long.weight", "rope_factors_short.weight"
 KERNELS = {  # GGUF's types of which nothing is rounded, and what the extension calls their blocks
     TensorType.Q8_0: "q8",
     TensorType.Q4_0: "q4",
@@ -40,6 +33,11 @@ KERNELS = {  # GGUF's types of which nothing is rounded, and what the extension 
 KERNELS |= {kind: KERNELS[held] for kind, held in HELD_AS.items()}
 
 
+def block_format(kind: TensorType) -> str:
+    """What BlockSource.block_format says of a tensor of this type."""
+    return FLOATS if kind in FLOAT_TYPES else KERNELS.get(kind, "")
+
+
 def dequantize(data: memoryview, kind: TensorType, num_values: int) -> NDArray[np.float32]:
     """The values of a tensor whose type is one of gguf_support.DECODED, in order, in new memory."""
     stored = np.frombuffer(data, dtype=np.uint8)
@@ -53,184 +51,8 @@ def dequantize(data: memoryview, kind: TensorType, num_values: int) -> NDArray[n
     return values
 
 
-ROPE_FACTORS = "rope_freqs.weight"
-ROPE_LONG, ROPE_SHORT = "rope_factors_long.weight", "rope_factors_short.weight"
-
-TEXTS = {"qwen2vl": "qwen2", "qwen3vl": "qwen3"}  # whose text alone is read, and what it is without pictures
-# Texts have one position for a token, whatever number of dimensions pictures have.
-IGNORED_OF_PICTURES = ("n_deepstack_layers", "rope.dimension_sections")
-
-_OUTER = {
-    "token_embd.weight": "model.embed_tokens.weight",
-    "output_norm.weight": "model.norm.weight",
-    "output.weight": "lm_head.weight",
-}
-_INNER = LLAMA | {"attn_qkv": "self_attn.qkv_proj"}
-_INNER_OF = {
-    "phi3": _INNER | {"ffn_up": "mlp.gate_up_proj"},
-    "seed_oss": _INNER | {"post_attention_norm": "post_attention_layernorm"},
-}
-_BLOCK = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
-
-
-class GgufSource:
-    """A WeightSource over an open GGUF file that octavo serves. Tensors it does not know keep their names."""
-
-    def __init__(self, file: GgufFile) -> None:
-        self._file = file
-        self._arch = architecture(file)
-        known = set(file.tensors) - {ROPE_FACTORS, ROPE_LONG, ROPE_SHORT}
-        self._stored = {usual_name(name, self._arch): name for name in known}
-        self._rows: dict[str, range] = {}  # which of the stored tensor's, where they are not all
-        if self._arch != "phi3":
-            self._divide_fused([name for name in self._stored if ".qkv_proj." in name])
-
-    def names(self) -> set[str]:
-        return set(self._stored)
-
-    def get(self, name: str) -> Tensor:
-        info = self._info(name)
-        values = dequantize(self._bytes(name), info.type, torch.Size(self.shape(name)).numel())
-        self._file.release(info.name)
-        return self._ordered(name, torch.from_numpy(values).view(self.shape(name)))
-
-    def block_format(self, name: str) -> str:
-        kind = self._info(name).type
-        return FLOATS if kind in FLOAT_TYPES else KERNELS.get(kind, "")
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        shape = tuple(self._info(name).shape)
-        return (len(self._rows[name]), *shape[1:]) if name in self._rows else shape
-
-    def blocks(self, name: str) -> Tensor:
-        """The blocks of a tensor of two dimensions, for a kernel: uint8 [rows, bytes of a row], in new memory."""
-        info = self._info(name)
-        blocks = held_blocks(self._bytes(name), info.type)
-        self._file.release(info.name)
-        return self._ordered(name, blocks.view(self.shape(name)[0], -1))
-
-    def _divide_fused(self, names: Sequence[str]) -> None:
-        """Takes apart what the converter fuses with --fuse-qkv: only of queries and keys rows are interleaved."""
-        config = read_config(self._file) if names else {}
-        for fused in names:
-            stored, size = self._stored.pop(fused), config["head_dim"]
-            queries, keys = config["num_attention_heads"] * size, config["num_key_value_heads"] * size
-            if (rows := self._file.tensors[stored].shape[0]) != queries + 2 * keys:
-                raise BadModel(f"tensor {stored!r} has {rows} rows, the header says {queries} + {keys} + {keys}")
-            ends = {"q_proj": (0, queries), "k_proj": (queries, queries + keys), "v_proj": (queries + keys, rows)}
-            for part, place in ends.items():
-                name = fused.replace("qkv_proj", part)
-                self._stored[name], self._rows[name] = stored, range(*place)
-
-    def _bytes(self, name: str) -> memoryview:
-        info = self._info(name)
-        data = self._file.tensor_bytes(info.name)
-        if (own := self._rows.get(name)) is None:
-            return data
-        return data[own.start * len(data) // info.shape[0] : own.stop * len(data) // info.shape[0]]
-
-    def _info(self, name: str) -> TensorInfo:
-        if name not in self._stored:
-            raise BadModel(f"{self._file.path.name} has no tensor {name!r}")
-        return self._file.tensors[self._stored[name]]
-
-    def _ordered(self, name: str, tensor: Tensor) -> Tensor:
-        """The tensor with its rows in the order that our decoders use."""
-        heads = {"q_proj": "attention.head_count", "k_proj": "attention.head_count_kv"}
-        for part, key in heads.items():
-            if self._arch in INTERLEAVED and f".{part}." in name:
-                return halves(self._file.metadata.integer(f"{self._arch}.{key}"))([tensor])
-        return tensor
-
-
 def read_tensor(file: GgufFile, name: str) -> Tensor:
     """A tensor in float32, in new memory."""
     info = file.tensors[name]
     num_values = torch.Size(info.shape).numel()
     return torch.from_numpy(dequantize(file.tensor_bytes(name), info.type, num_values)).view(info.shape)
-
-
-def usual_name(name: str, arch: str) -> str:
-    """The name of a GGUF tensor in a Transformers checkpoint of that architecture."""
-    match = _BLOCK.fullmatch(name)
-    inner = _INNER_OF.get(arch, _INNER)
-    if match and match[2] in inner:
-        return f"model.layers.{match[1]}.{inner[match[2]]}.{match[3]}"
-    return _OUTER.get(name, name)
-
-
-def architecture(file: GgufFile) -> str:
-    """The file's architecture, one of gguf_support.ARCHITECTURES. BadModel says why the file cannot be read."""
-    if obstacle := find_obstacle(file):
-        raise BadModel(f"{file.path.name}: {obstacle}")
-    return file.metadata.string("general.architecture")
-
-
-def read_config(file: GgufFile) -> dict[str, Any]:
-    """BadModel if the file has a setting of its architecture that is not understood, or lacks one."""
-    arch = architecture(file)
-    header = GgufSettings(file, arch)
-    if "token_embd.weight" not in file.tensors:
-        raise BadModel(f"{file.path.name} has no token_embd.weight")
-    num_heads, num_layers = header.integer("attention.head_count"), header.integer("block_count")
-    hidden = header.integer("embedding_length")
-    if num_heads < 1 or not 1 <= num_layers <= len(file.tensors):
-        raise BadModel(f"{file.path.name}: {num_heads} heads, {num_layers} layers in {len(file.tensors)} tensors")
-    head_dim = header.integer("attention.key_length", hidden // num_heads)
-    header.refuse_others(head_dim)
-    for key in ("expert_count", "expert_used_count"):  # some converters write zeros
-        header.integer(key, 0)
-    for key in IGNORED_OF_PICTURES if arch in TEXTS else ():
-        header.get(key)
-    config = {
-        "model_type": TEXTS.get(arch, arch),
-        "vocab_size": file.tensors["token_embd.weight"].shape[0],
-        "hidden_size": hidden,
-        "intermediate_size": header.integer("feed_forward_length"),
-        "num_hidden_layers": num_layers,
-        "num_attention_heads": num_heads,
-        "num_key_value_heads": header.integer("attention.head_count_kv", num_heads),
-        "head_dim": head_dim,
-        "max_position_embeddings": _context(header),
-        "rms_norm_eps": header.number("attention.layer_norm_rms_epsilon"),
-        "rope_parameters": _rope(header, head_dim),
-        "no_rope_layers": [(layer + 1) % 4 for layer in range(num_layers)] if arch == "smollm3" else None,
-        "tie_word_embeddings": "output.weight" not in file.tensors,
-        "eos_token_id": sorted(end_token_ids(file.metadata)),
-        **({"sliding_window": header.integer("attention.sliding_window", 0)} if arch == "phi3" else {}),
-    }
-    header.refuse_unknown()
-    return config
-
-
-def _context(header: GgufSettings) -> int:
-    """Of Ministral 3, as many tokens as it was first trained with: from there on it also scales its queries."""
-    context = header.integer("context_length")
-    if header.number("attention.temperature_scale", 0.0):
-        return min(context, header.integer("rope.scaling.original_context_length"))
-    return context
-
-
-def _rope(header: GgufSettings, head_dim: int) -> dict[str, Any]:
-    file, context = header.file, header.integer("context_length")
-    rope: dict[str, Any] = {
-        "rope_theta": header.number("rope.freq_base", 10000.0),
-        "partial_rotary_factor": header.integer("rope.dimension_count", head_dim) / head_dim,
-    }
-    if (ROPE_LONG in file.tensors) != (ROPE_SHORT in file.tensors):
-        raise BadModel(f"{file.path.name} has only one of {ROPE_LONG} and {ROPE_SHORT}")
-    if ROPE_LONG in file.tensors:
-        header.get("rope.scaling.type")
-        return rope | {
-            "rope_type": "longrope",
-            "original_max_position_embeddings": header.integer("rope.scaling.original_context_length", context),
-            "attention_factor": header.number("rope.scaling.attn_factor", 0.0) or None,
-            "long_factor": read_tensor(file, ROPE_LONG).flatten().tolist(),
-            "short_factor": read_tensor(file, ROPE_SHORT).flatten().tolist(),
-        }
-    scaled = scaling(header, context)
-    if ROPE_FACTORS not in file.tensors:
-        return rope | scaled
-    if scaled:
-        raise BadModel(f"{file.path.name} scales positions by {ROPE_FACTORS} and by {header.arch}.rope.scaling")
-    return rope | {"rope_type": "factors", "factors": tuple(read_tensor(file, ROPE_FACTORS).flatten().tolist())}

@@ -17,6 +17,8 @@ from gpu_worker.models.decoders import llama
 from gpu_worker.models.decoders.config import LlamaConfig, is_llama_like, is_mixture
 from gpu_worker.models.decoders.decoder import Decoder
 from gpu_worker.models.decoders.gpt_families import is_gpt_like
+from gpu_worker.models.decoders.latent.latent_config import FAMILIES as LATENT
+from gpu_worker.models.decoders.latent.latent_source import in_halves
 from gpu_worker.models.fingerprint import CONTENT_FILES, PICTURE_FILES, model_fingerprint
 from gpu_worker.models.loading.load_options import LoadOptions
 from gpu_worker.models.loading.loaded_model import LoadedModel
@@ -47,7 +49,7 @@ def load_directory(name: str, path: Path, how: LoadOptions) -> LoadedModel:
     dtype = how.dtype or (torch.float32 if how.device.type == "cpu" else _stored_dtype(content))
     generation = generation_config.read_generation_config(path)
     defaults = generation_config.sampling_defaults(generation) if how.recommended else generation_config.NONE
-    if how.fp8_cache and is_llama_like(content):
+    if how.fp8_cache and is_llama_like(content) and content.get("model_type") not in LATENT:
         how = replace(how, kv_scales=read_scales(source))
     decoder = _decoder(name, path, content, dtype, how, source)
     if how.kv_scales:
@@ -89,6 +91,7 @@ def _decoder(
             if not config.tied:
                 log.warning("this checkpoint has no output projection: it gives vectors, and texts without sense")
                 config = replace(config, tied=True)
+        source = in_halves(source, config.num_heads, config.latent)
         if how.native(config):
             return native(source, config, dtype, how, _packed_files(name, path, dtype, how))
         if how.keeps:
@@ -109,7 +112,7 @@ def _decoder(
         log.warning("model_type %r is not in the table of supported models", content.get("model_type"))
     if content.get("model_type") in PICTURES:
         how.native(None)
-        from gpu_worker.models.through_transformers.picture_decoder import PictureDecoder
+        from gpu_worker.models.through_transformers.pictures.decoder import PictureDecoder
 
         return PictureDecoder.load_with_pictures(path, content, dtype, how.ops, how.device)
     is_plain = not isinstance(source, TextSource) and content.get("quantization_config") is None

@@ -12,15 +12,16 @@ from gpu_worker.models.converted_weights import converted
 from gpu_worker.models.decoders import llama
 from gpu_worker.models.decoders.config import LlamaConfig
 from gpu_worker.models.decoders.decoder import Decoder
+from gpu_worker.models.decoders.gpt_families import is_gpt_like
+from gpu_worker.models.decoders.latent.latent_source import in_halves
 from gpu_worker.models.fingerprint import model_fingerprint
-from gpu_worker.models.gguf import through_transformers
-from gpu_worker.models.gguf.experts import source_of
 from gpu_worker.models.gguf.families import read_family
-from gpu_worker.models.gguf.header import GgufHeader
-from gpu_worker.models.gguf.tensors import architecture
+from gpu_worker.models.gguf.header import GgufHeader, architecture
+from gpu_worker.models.gguf.recipe_source import RecipeSource, prepare, rope_factors
+from gpu_worker.models.gguf.sources import source_of
 from gpu_worker.models.loading.load_options import LoadOptions
 from gpu_worker.models.loading.loaded_model import LoadedModel
-from gpu_worker.models.loading.own_decoders import kept, native, op_by_op
+from gpu_worker.models.loading.own_decoders import gpt_decoder, kept, native, op_by_op
 from gpu_worker.models.loading.packed_files import PackedFiles
 from gpu_worker.models.loading.transformers_models import of_tensors
 from octavo.model_files.gguf import GgufFile
@@ -48,8 +49,11 @@ def load_gguf(name: str, path: Path, how: LoadOptions) -> LoadedModel:
 
 
 def _gguf_decoder(name: str, file: GgufFile, dtype: torch.dtype, how: LoadOptions) -> Decoder:
-    content, source = source_of(file)
-    config = llama.with_stored_parts(LlamaConfig.from_dict(content).limited_to(how.context_tokens), source.names())
+    content, stored = source_of(file)
+    if is_gpt_like(content):
+        return gpt_decoder(stored, content, dtype, how)
+    config = llama.with_stored_parts(LlamaConfig.from_dict(content).limited_to(how.context_tokens), stored.names())
+    source = in_halves(stored, config.num_heads, config.latent)
     if how.native(config):
         return native(source, config, dtype, how, PackedFiles(name, file.paths, [], dtype, how))
     if how.keeps:
@@ -61,11 +65,11 @@ def _gguf_decoder(name: str, file: GgufFile, dtype: torch.dtype, how: LoadOption
 
 def _gguf_through_transformers(name: str, file: GgufFile, dtype: torch.dtype, how: LoadOptions) -> Decoder:
     family = read_family(GgufHeader(file, architecture(file)))
-    source = through_transformers.RecipeSource(file, family)
+    source = RecipeSource(file, family)
 
     def read(left_out: Collection[str], _: Collection[str]) -> dict[str, Tensor]:
-        prepare = partial(through_transformers.prepare, file, family, dtype, how.progress, left_out)
-        return converted(file, dtype, how.cache_dir, prepare, left_out)
+        make = partial(prepare, file, family, dtype, how.progress, left_out)
+        return converted(file, dtype, how.cache_dir, make, left_out)
 
-    factors = through_transformers.rope_factors(file, family)
+    factors = rope_factors(file, family)
     return of_tensors(family.config, source, read, PackedFiles(name, file.paths, [], dtype, how), factors)

@@ -64,6 +64,8 @@ class LoadOptions:
     def native(self, config: LlamaConfig | None) -> bool:
         """Whether the extension runs this model in one call, on a CPU. InvalidArgument if it does not, but a rounding
         was asked for; or if weights are to be kept, and the model or the ops cannot."""
+        if config is not None and config.latent is not None:
+            self._refuse_for_latents()
         if self.place is not None and self.place.has_device:
             self._refuse_on_devices(config)
             return False
@@ -79,6 +81,12 @@ class LoadOptions:
             )
         self.refuse_packed()
         return False
+
+    def _refuse_for_latents(self) -> None:
+        if self.place is not None:
+            raise InvalidArgument("tensor_parallel", "a group divides no latent attention (MLA): leave it out")
+        if self.keeps:
+            raise InvalidArgument("quantization", "kept keeps no matrices of latent attention (MLA): say auto")
 
     def _refuse_on_devices(self, config: LlamaConfig | None) -> None:
         if config is None:

@@ -9,10 +9,10 @@
 | auto-a8, q8-a8, q4-a8 | as without -a8, with inputs rounded to 8 bits | |
 
 Matrices in bfloat16 are packed, so that instructions that multiply it have their operands beside each other. Rounding
-to q8 and q4 is that of GGUF's Q8_0 and Q4_0. The embedding, which is also the output projection of many models, keeps
-8 bits. GGUF formats without a kernel are kept in blocks of one that has, where these hold the same numbers (such as
-Q3_K in Q6_K); others (such as Q2_K) are rounded to 8 bits by `auto`, and become float32 by `none`.
-A stack whose tensors are of several types, as K mixtures have, becomes several matrices.
+to q8 and q4 is that of GGUF's Q8_0 and Q4_0. The embedding, which is also the output projection of many models, and the
+matrices that make keys and values of latents keep 8 bits. GGUF formats without a kernel are kept in blocks of one that
+has, where these hold the same numbers (such as Q3_K in Q6_K); others (such as Q2_K) are rounded to 8 bits by `auto`,
+and become float32 by `none`. A stack whose tensors are of several types, as K mixtures have, becomes several matrices.
 """
 
 import re
@@ -27,11 +27,12 @@ from gpu_worker.models.checkpoint.weights import FLOATS, BlockSource, Checkpoint
 from gpu_worker.models.packed.packed_weights import FORMATS, NativeMatrix, inputs_of, weights_of
 from gpu_worker.models.packed.weight_memory import WeightMemory
 
-PACKING = 6  # rises when the same checkpoint is packed to other bytes, or to another header
+PACKING = 7  # rises when the same checkpoint is packed to other bytes, or to another header
 BLOCK = 32
 GROUP_ROWS = 16
 PIECE_VALUES = 2 << 20  # so many are converted at once: they stay in the caches, and no tensor is copied whole
 DIGITS = re.compile(r"\d+")
+HEADS = (".k_b_proj.weight", ".v_b_proj.weight")  # of latent attention, which every token reads whole
 OUTER = ("model.embed_tokens.weight", "lm_head.weight")
 
 
@@ -79,7 +80,7 @@ class MatrixPacker:
         if any(columns % BLOCK for _, columns in shapes):
             return FLOATS, None
         if self._scheme in ("q8", "q4"):
-            return "q8" if names[0] in OUTER else self._scheme, None
+            return "q8" if names[0] in OUTER or names[0].endswith(HEADS) else self._scheme, None
         if not isinstance(self._source, BlockSource) or (self._scheme == "none" and self._dtype == torch.bfloat16):
             return FLOATS, None
         formats = {self._source.block_format(name) for name in names}

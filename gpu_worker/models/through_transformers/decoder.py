@@ -1,17 +1,12 @@
 """Any other Transformers decoder: the model's own code, with our paged attention in place of its attention.
 
-Transformers calls the registered attention function with one sequence that holds all tokens of the step. The context of
-the running step says which pages each token belongs to. A model might keep something else between steps (a recurrence,
-a convolution, a mask of its own kind). So `verify` runs a prompt in pieces through the pages and compares the logits
-with those of the model's own attention.
+A model might keep something else between steps (a recurrence, a convolution, a mask of its own kind). So `verify` runs
+a prompt in pieces through the pages and compares the logits with those of the model's own attention.
 """
 
 import inspect
-import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from contextvars import ContextVar
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,8 +14,6 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers import logging as transformers_logging
-from transformers.masking_utils import AttentionMaskInterface
-from transformers.modeling_utils import AttentionInterface
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from gpu_worker.models.checkpoint.weights import ReadTensors
@@ -28,111 +21,28 @@ from gpu_worker.models.decoders.decoder import Decoder, common_window
 from gpu_worker.models.layer_programs.programs import LayerPrograms, programs_of
 from gpu_worker.models.packed.packed_linear import LayerPacking
 from gpu_worker.models.packed.packed_weights import PackedWeights
+from gpu_worker.models.through_transformers.attention import IMPLEMENTATION, StepContext, attending
 from gpu_worker.models.through_transformers.checks import (
     check_weights,
     check_windows,
     divide_frequencies,
     find_context,
 )
-from gpu_worker.models.through_transformers.latent import compressed, layer_of
+from gpu_worker.models.through_transformers.latent import compressed
 from gpu_worker.models.through_transformers.recurrence import Recurrences, keeping, replace_recurrences
 from gpu_worker.models.through_transformers.states import StepStates
 from gpu_worker.ops import AttentionOptions, Ops, TokenBatch, make_batch
-from gpu_worker.ops.kv_format import SCALE_BYTES, KvShape, paged_as
+from gpu_worker.ops.kv_format import SCALE_BYTES, KvShape
 from gpu_worker.ops.state_format import NO_STATE, BlockStates, StateShape
 from octavo.request.errors import BadModel, InvalidArgument
 
-log = logging.getLogger(__name__)
-
-
-IMPLEMENTATION = "octavo_paged"
 CHECK_PIECES = (7, 4, 1)  # how many tokens each piece of the prompt has that `verify` runs
 CHECK_BLOCK = 8  # tokens of a block of that prompt
 NO_KEYS = 1, 64  # the form of pages of a model without attention, of which only the bytes of the state are used
 CHECK_TOLERANCE = 0.05  # of the largest logit: more than rounding explains in any dtype
 
-
-@dataclass(slots=True)
-class _StepContext:
-    """What the attention function needs beside its arguments."""
-
-    ops: Ops
-    batch: TokenBatch
-    kv: Sequence[Tensor]  # empty: a probe, where only shapes count
-    places: Mapping[int, int]  # of layers with attention in `kv`
-    options: dict[Any, AttentionOptions]
-    window: int = 0  # of the decoder: blocks behind it are not kept
-    windows: dict[int, int] = field(default_factory=dict)  # by layer: the window that the model asked for
-    states: StepStates | None = None  # what else layers remember
-    masked: set[int] = field(default_factory=set)  # the windows of the masks that the model asked for
-    shapes: dict[int, tuple[int, int]] = field(default_factory=dict)  # by layer: (num_kv_heads, head_dim)
-
-
-_current: ContextVar[_StepContext | None] = ContextVar("octavo_step", default=None)  # a step per thread
-
-
-def current_batch() -> TokenBatch | None:
-    """The tokens of the step that runs in this thread; None: none runs."""
-    step = _current.get()
-    return None if step is None else step.batch
-
-
-def _attend(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    scaling: float | None = None,
-    sliding_window: int | None = None,
-    softcap: float | None = None,
-    s_aux: Tensor | None = None,
-    **others: Any,
-) -> tuple[Tensor, None]:
-    """The attention function: [1, num_heads, num_tokens, head_dim] in, [1, num_tokens, num_heads, head_dim] out."""
-    step, layer = _current.get(), getattr(module, "layer_idx", None)
-    if step is None or layer is None:
-        raise BadModel("paged attention was called outside a step or by a module without layer_idx")
-    if attention_mask is not None:  # not one of _no_mask
-        raise BadModel(f"layer {layer} has a mask of its own, which pages do not know")
-    queries, keys, values = (x[0].transpose(0, 1) for x in (query, key, value))
-    latent = layer_of(module)
-    if latent is not None:
-        scaling = queries.shape[-1] ** -0.5 if scaling is None else scaling
-        queries, keys = latent.query(queries), latent.key(keys, values)
-        values = keys
-    if not step.kv:
-        if layer in step.shapes:
-            raise BadModel(f"layer {layer} attends more than once for a token, and pages hold one key and value of it")
-        if keys.shape != values.shape:
-            raise BadModel(f"layer {layer} has keys of shape {[*keys.shape[1:]]} and values of {[*values.shape[1:]]}")
-        step.shapes[layer] = (keys.shape[1], keys.shape[2])
-        step.windows[layer] = sliding_window or 0
-        attended = torch.zeros_like(queries)
-        return (attended if latent is None else latent.values(attended)).unsqueeze(0), None
-    scale = queries.shape[-1] ** -0.5 if scaling is None else float(scaling)
-    kind = (scale, sliding_window or 0, softcap or 0.0, id(s_aux))
-    if kind not in step.options:
-        if step.window and not 0 < (sliding_window or 0) <= step.window:
-            raise BadModel(f"layer {layer} looks back {sliding_window or 'to the start'}, not {step.window} as it did")
-        step.options[kind] = AttentionOptions(scale, sliding_window or 0, softcap or 0.0, sinks=s_aux)
-    pages = paged_as(step.kv[step.places[layer]], keys.shape[1], keys.shape[2])
-    step.ops.cache_write(pages, keys, values, step.batch)
-    attended = step.ops.paged_attention(queries.contiguous(), pages, step.batch, step.options[kind])
-    return (attended if latent is None else latent.values(attended)).unsqueeze(0), None
-
-
-def _no_mask(*_: Any, local_size: int | None = None, **__: Any) -> None:
-    """There is no mask, because pages need none. `local_size` is the window of the mask that there would be."""
-    step = _current.get()
-    if step is not None and local_size is not None:
-        step.masked.add(local_size)
-
-
 transformers_logging.set_verbosity_error()  # what it warns of when it loads weights refuses the model here
 transformers_logging.disable_progress_bar()  # a worker writes a log
-AttentionInterface.register(IMPLEMENTATION, _attend)
-AttentionMaskInterface.register(IMPLEMENTATION, _no_mask)
 
 
 class TransformersDecoder(Decoder):
@@ -329,25 +239,22 @@ class TransformersDecoder(Decoder):
         return logits if self._selects_rows else logits[rows]
 
     @contextmanager
-    def _step(self, batch: TokenBatch, kv: Sequence[Tensor]) -> Iterator[_StepContext]:
-        step = _StepContext(self._ops, batch, kv, self._places, self._options, self.window)
+    def _step(self, batch: TokenBatch, kv: Sequence[Tensor]) -> Iterator[StepContext]:
+        step = StepContext(self._ops, batch, kv, self._places, self._options, self.window)
         if not kv:
             step.states = StepStates(batch, None, CHECK_BLOCK)
         elif self.state.parts:
             step.states = StepStates(batch, BlockStates(self.state, kv[self.num_layers :]), kv[0].shape[3])
-        token = _current.set(step)
-        try:
-            if kv and step.states and self.programs is not None and self.programs.begin(batch, kv):
+        recurring = keeping(Recurrences(self._ops, step.states)) if step.states else nullcontext()
+        with attending(step), compressed(self._model), recurring:
+            programs = self.programs if kv and step.states else None
+            if programs is not None and step.states and programs.begin(batch, kv):
                 step.states.keep_elsewhere()
-            with (
-                compressed(self._model),
-                keeping(Recurrences(self._ops, step.states)) if step.states else nullcontext(),
-            ):
+            try:
                 yield step
-        finally:
-            _current.reset(token)
-            if self.programs is not None:
-                self.programs.end()
+            finally:
+                if programs is not None:
+                    programs.end()
 
     @torch.inference_mode()
     def _probe(self, config: Any) -> tuple[int, int, int]:

@@ -238,6 +238,9 @@ class Starter:
                 return StartOutcome.FULL, None
             hits = self._hits(branch)
         self._tables.share_prefix(branch, hits)
+        if not hits.host:
+            self._tables.take_kept_tail(branch, self._end_shareable(branch))
+            length = min(length, branch.prefill_end - branch.num_computed)
         if sequence.cached_tokens is None:
             num_given = self._workload.info.encoder.num_given(branch.num_prompt)
             sequence.note_cached(min(branch.num_computed, num_given))
@@ -274,12 +277,15 @@ class Starter:
         return CachedPrefix(hits, [])
 
     def _num_shareable(self, branch: Branch) -> int:
-        """How many blocks it may share. Its last token and every row that is needed itself are left to compute."""
+        """How many blocks it may share."""
+        return self._end_shareable(branch) // self._block_size
+
+    def _end_shareable(self, branch: Branch) -> int:
+        """How many tokens may come from blocks. Its last one and rows that are needed themselves are computed."""
         pooling = branch.sequence.pooling
         if pooling is not None and pooling.params.needs_all_rows:
             return 0
-        num_tokens = min(branch.prefill_end, len(branch.tokens) - 1, branch.first_unscored - 1)
-        return num_tokens // self._block_size
+        return min(branch.prefill_end, len(branch.tokens) - 1, branch.first_unscored - 1)
 
     def _is_being_computed(self, branch: Branch, index: int) -> bool:
         """Whether a prompt under way will compute the next block of the branch, so that the branch waits for it.

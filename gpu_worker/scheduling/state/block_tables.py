@@ -177,6 +177,22 @@ class BlockTables:
         branch.num_computed = num_computed
         branch.slots_end = len(branch.blocks) * self._block_size
 
+    def tail_name(self, branch: Branch, num_blocks: int, num_tokens: int) -> BlockHash:
+        """By what a standby knows the block after so many full ones, with so many tokens in it."""
+        parent = self.hashes_of(branch, num_blocks)[-1] if num_blocks else b""
+        start = num_blocks * self._block_size
+        end = start + num_tokens
+        return block_hash(branch.sequence.root, parent, branch.tokens[start:end], branch.sequence.shown(start, end))
+
+    def take_kept_tail(self, branch: Branch, end: int) -> None:
+        """Ends a table of full blocks with the longest tail of a standby that is here and has no token after `end`."""
+        start = branch.num_computed
+        for num_tokens in range(min(self._block_size - 1, end - start), 0, -1) if self.cache.tails else ():
+            name = self.tail_name(branch, len(branch.blocks), num_tokens)
+            if (block := self.device.take_tail(name)) is not None:
+                self.add_tail(branch, [block], start + num_tokens)
+                return
+
     def seal_blocks(self, branch: Branch) -> None:
         """Offers the blocks that are full and computed now to the prefix cache, and gives back those passed now."""
         first, end = max(branch.num_sealed, branch.num_passed), branch.num_computed // self._block_size

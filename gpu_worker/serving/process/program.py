@@ -104,7 +104,7 @@ async def load_and_register(
     """Loads the models, and meanwhile gets the worker its id from the store. Raises what either of them raises."""
 
     async def register() -> None:
-        await until_answered(store.open, pause_s=STORE_PAUSE_S, what="start")
+        await until_answered(store.open, pause_s=STORE_PAUSE_S, what="start (is --store right?)")
         await register_worker(store, member_of(listener), settings.lease_ms)
 
     registering = asyncio.create_task(register())

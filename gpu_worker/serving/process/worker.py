@@ -146,11 +146,11 @@ class Worker:
             self.fetcher = PrefixFetcher(incarnation, blocks, memory, block_listener, targets, self.connections)
         self.standby_owner: StandbyOwner | None = None
         self.standby_buddy: StandbyBuddy | None = None
-        if self.fetcher is not None and self.connections is not None and settings.standby:
+        if memory is not None and self.fetcher is not None and self.connections is not None and settings.standby:
             self.standby_owner = StandbyOwner(
-                incarnation, blocks, targets, self.connections, self.watch, settings.standby_tokens
+                incarnation, blocks, targets, self.connections, self.watch, settings.standby_tokens, memory
             )
-            self.standby_buddy = StandbyBuddy(blocks, self.watch, self.fetcher, info.bytes_per_block)
+            self.standby_buddy = StandbyBuddy(blocks, self.watch, self.fetcher, memory)
         self.disk: DiskTier | None = None
         if settings.disk_tier:
             if memory is None:
@@ -183,7 +183,7 @@ class Worker:
             runner,
             times,
             self.journal_writer.submit_soon,
-            (self.lease.beat, self.watch.note_round),
+            (self.lease.beat, self.watch.note_round, *([self.standby_owner.note_round] if self.standby_owner else [])),
             min(IDLE_ROUND_S, settings.lease_ms / 4000),
         )
         lease_s = settings.lease_ms / 1000

@@ -19,7 +19,7 @@ from octavo.cli.doctor import CheckReport
 from octavo.model_files.gguf import GgufFile, TensorInfo, TensorType
 from octavo.model_files.gguf_metadata import Metadata
 from octavo.model_files.gguf_parts import first_parts
-from octavo.model_files.gguf_support import FLOATS, HELD_AS, runs_through_transformers
+from octavo.model_files.gguf_support import FLOATS, GPT, HELD_AS, runs_through_transformers
 from octavo.model_files.quantization import (
     LLAMA_LIKE,
     MIXTURES,
@@ -49,7 +49,7 @@ HEAD = re.compile(r"(.*\.)?lm_head\.weight|output\.weight")
 OF_TEXT = re.compile(r"(model\.)?(language_model|text_model)\..+|lm_head\..+")
 # What chooses experts, and matrices that others multiply with, stay in floats where Transformers' code runs.
 NOT_ROUNDED = re.compile(r".*\.(gate|router|shared_expert_gate|wg|gating|dt_proj|kv_b_proj)\.weight")
-DECODED = re.compile(r".*\.(attn_(k|v|kv)_b|ssm_dt)\.weight")  # of these, what GGUF files call otherwise
+DECODED = re.compile(r".*\.ssm_dt\.weight")  # of these, what GGUF files call otherwise
 RECURRENT = re.compile(r"(blk\.\d+)\.(ssm_|shortconv\.).*")
 LEAST_ROWS = 16  # of a matrix that is rounded
 COLUMNS = 32  # it has a multiple of
@@ -193,7 +193,7 @@ def _of_file(path: Path) -> ModelSize:
         if rank := metadata.integer(f"{kind}.attention.kv_lora_rank", 0):  # one vector for all heads
             kv_heads, width = 1, rank + metadata.integer(f"{kind}.rope.dimension_count", 0)
         count, top = (metadata.integer(f"{kind}.expert_{what}", 0) for what in ("count", "used_count"))
-        kept = _kept_by_transformers if runs_through_transformers(file) else _kept
+        kept = _decoded if kind in GPT else _kept_by_transformers if runs_through_transformers(file) else _kept
         recurrent = {match[1] for match in map(RECURRENT.fullmatch, file.tensors) if match}
         without_keys = sum(f"{layer}.attn_k.weight" not in file.tensors for layer in recurrent)
         return ModelSize(
@@ -216,6 +216,10 @@ def _kept_by_transformers(tensor: TensorInfo) -> float:
     if tensor.type in FLOATS or DECODED.fullmatch(tensor.name):
         return 4.0
     return Q8 if tensor.type == TensorType.MXFP4 else _kept(tensor)
+
+
+def _decoded(_: TensorInfo) -> float:
+    return 4.0
 
 
 def _kept(tensor: TensorInfo) -> float:

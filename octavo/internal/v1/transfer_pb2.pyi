@@ -184,16 +184,28 @@ class StandbyRequest(_message.Message):
     def __init__(self, owner: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., kv_layout: _Optional[str] = ..., numerics: _Optional[str] = ..., histories: _Optional[_Iterable[_Union[NamedHistory, _Mapping]]] = ..., number: _Optional[int] = ...) -> None: ...
 
 class NamedHistory(_message.Message):
-    __slots__ = ("seq_id", "branch", "first", "hashes")
+    __slots__ = ("seq_id", "branch", "first", "hashes", "tail")
     SEQ_ID_FIELD_NUMBER: _ClassVar[int]
     BRANCH_FIELD_NUMBER: _ClassVar[int]
     FIRST_FIELD_NUMBER: _ClassVar[int]
     HASHES_FIELD_NUMBER: _ClassVar[int]
+    TAIL_FIELD_NUMBER: _ClassVar[int]
     seq_id: str
     branch: int
     first: int
     hashes: bytes
-    def __init__(self, seq_id: _Optional[str] = ..., branch: _Optional[int] = ..., first: _Optional[int] = ..., hashes: _Optional[bytes] = ...) -> None: ...
+    tail: HistoryTail
+    def __init__(self, seq_id: _Optional[str] = ..., branch: _Optional[int] = ..., first: _Optional[int] = ..., hashes: _Optional[bytes] = ..., tail: _Optional[_Union[HistoryTail, _Mapping]] = ...) -> None: ...
+
+class HistoryTail(_message.Message):
+    __slots__ = ("hash", "content", "checksum")
+    HASH_FIELD_NUMBER: _ClassVar[int]
+    CONTENT_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUM_FIELD_NUMBER: _ClassVar[int]
+    hash: bytes
+    content: bytes
+    checksum: int
+    def __init__(self, hash: _Optional[bytes] = ..., content: _Optional[bytes] = ..., checksum: _Optional[int] = ...) -> None: ...
 
 class StandbyResponse(_message.Message):
     __slots__ = ("states",)

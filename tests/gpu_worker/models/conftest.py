@@ -13,7 +13,7 @@ from random_models import random_model
 from safetensors.torch import load_file, save_file
 from span_batches import batch_of_spans
 from steps import Piece, step_of
-from transformers_types import DENSE, MIXTURES, SMALL, TYPES
+from transformers_types import DENSE, LATENTS, MIXTURES, SMALL, TYPES
 
 from gpu_worker.running.loading import load_runner
 from gpu_worker.running.model_runner import ModelRunner
@@ -123,7 +123,7 @@ class Tiny:
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Tiny]:
     """Tiny models by name, each made once: of CONFIGS and transformers_types, or with a configuration and fields."""
     directory = tmp_path_factory.mktemp("models")
-    known, made = CONFIGS | TYPES | DENSE | MIXTURES, dict[str, Tiny]()
+    known, made = CONFIGS | TYPES | DENSE | LATENTS | MIXTURES, dict[str, Tiny]()
 
     def make(name: str, kind: str = "", fields: dict | None = None) -> Tiny:
         if name not in made:

@@ -12,7 +12,7 @@ import torch
 from effort import diagonal
 from instruction_sets import ISAS
 from span_batches import batch_of_spans
-from transformers_types import MIXTURES, SCALES, SMALL
+from transformers_types import LATENTS, MIXTURES, SCALES, SMALL
 
 from gpu_worker.ops import native
 from gpu_worker.running.model_runner import ModelRunner
@@ -44,6 +44,9 @@ MODELS: dict[str, tuple[str, dict]] = {
     "experts": ("Qwen2Moe", {**MIXTURES["qwen2_moe-some"][1], **FAR}),
     "experts-odd": ("Qwen3Moe", {**MIXTURES["qwen3_moe-many"][1], **ODD, **FAR}),
     "grouped": ("Glm4Moe", {**MIXTURES["glm4_moe-grouped"][1], **FAR}),
+    "latent": ("DeepseekV3", {**LATENTS["deepseek_v3-grouped"][1], **FAR, "qk_nope_head_dim": 32}),
+    "latent-plain": ("DeepseekV2", {**LATENTS["deepseek_v2-lite"][1], **ODD, **FAR, "num_hidden_layers": 2}),
+    "latent-scaled": ("MiniCPM3", {**LATENTS["minicpm3-biased"][1], **ODD, **FAR, "num_hidden_layers": 2}),
     "sinks": ("GptOss", {**MIXTURES["gpt_oss-many"][1], **ODD, **FAR, "num_hidden_layers": 2}),
     "gpt2": ("GPT2", GPT),
     "gpt2-silu": ("GPT2", {**GPT, "activation_function": "silu"}),
@@ -62,6 +65,9 @@ FORMS = [
     ("gemma2", {"quantization": "q4", "kv_cache_dtype": "int8"}),
     ("gemma3", {"quantization": "q8-a8"}),
     ("experts", {"quantization": "q4-a8"}),
+    ("latent", {"dtype": "bfloat16"}),
+    ("latent", {"quantization": "q8", "kv_cache_dtype": "int8"}),
+    ("latent", {"quantization": "q4-a8", "kv_cache_dtype": "fp8_e4m3"}),
 ]
 Steps = list[list[tuple[int, int, int]]]  # of each step: (sequence, first token, end)
 

@@ -6,9 +6,9 @@ import pytest
 from scheduler_bench import GREEDY, Bench
 
 from gpu_worker.scheduling.block_exchange import BlockExchange
-from gpu_worker.scheduling.standby_blocks import HistoryKey, StandbyBlocks
+from gpu_worker.scheduling.standby_blocks import HistoryKey, StandbyBlocks, Tail
 from octavo.request.errors import OutOfBlocks
-from octavo.request.hashing import block_hashes
+from octavo.request.hashing import block_hash, block_hashes
 from octavo.request.ids import BlockHash, SequenceId
 
 LONG = replace(GREEDY, max_tokens=40)
@@ -80,3 +80,99 @@ def test_blocks_to_keep_take_neither_rows_nor_what_others_need_or_keep() -> None
     assert cache.num_idle_wanted == 20 - 13, "the sequence has needed 13 blocks, and no more were given up for it"
     standby.keep([], wanted)
     assert not cache.num_idle_wanted and not cache.standby
+
+
+def read(block: int) -> bytes:
+    return b"block %d" % block
+
+
+def test_a_tail_is_read_with_the_tokens_that_are_computed_in_it() -> None:
+    bench = Bench()
+    standby = StandbyBlocks(bench.workload)
+    sequence = bench.admit("a", 13, LONG)
+    branch = sequence.branches[0]
+    bench.step()
+    assert standby.read_tail(key("a"), 3, 1, read) is not None
+    bench.step()
+    hashes = block_hashes(sequence.root, branch.tokens, 4)
+    name = block_hash(sequence.root, hashes[2], branch.tokens[12:14])
+    assert standby.read_tail(key("a"), 3, 2, read) == (2, Tail(name, read(branch.blocks[3])))
+    assert standby.read_tail(key("a"), 3, 3, read) is None, "it has two tokens"
+    assert standby.read_tail(key("a"), 2, 1, read) is None, "the block after two is full"
+    assert standby.read_tail(key("b"), 3, 1, read) is None
+    assert standby.read_tail(key("a")._replace(epoch=2), 3, 1, read) is None
+    assert standby.read_tail(key("a", branch=1), 3, 1, read) is None
+    bench.scheduler.swap(SequenceId("a"), 1, "out")
+    assert standby.read_tail(key("a"), 3, 1, read) is None, "it is not on the device"
+
+
+@pytest.mark.parametrize(
+    ("params", "runner"),
+    [(replace(LONG, logprobs=0), {}), (replace(LONG, prompt_logprobs=0), {}), (LONG, {"keeps_state": True})],
+    ids=["log probabilities", "scores of the prompt", "a state"],
+)
+def test_no_tail_is_read_that_a_replay_would_not_use(params, runner):
+    bench = Bench()
+    bench.workload.info = replace(bench.workload.info, **runner)
+    standby = StandbyBlocks(bench.workload)
+    bench.admit("a", 13, params)
+    for _ in range(3):
+        bench.step()
+    assert all(standby.read_tail(key("a"), num_blocks, 1, read) is None for num_blocks in range(5))
+
+
+def keep_history(standby: StandbyBlocks, exchange: BlockExchange, hashes: list[BlockHash]) -> None:
+    standby.keep(hashes, [])
+    held = exchange.hold([hashes], to_keep=True)
+    exchange.seal(held, range(len(hashes)))
+    exchange.release(held)
+
+
+@pytest.mark.parametrize(
+    ("params", "num_in_tail", "num_to_compute"),
+    [
+        (LONG, 0, 3),
+        (LONG, 1, 2),
+        (LONG, 2, 1),
+        (LONG, 3, 3),  # it has a token that the journal has not
+        (replace(LONG, logprobs=0), 2, 7),  # all after the prompt's two blocks, for the scores
+    ],
+)
+def test_a_branch_begins_in_the_middle_of_the_longest_tail_that_is_its_own(params, num_in_tail, num_to_compute):
+    """15 tokens: three blocks, and three tokens behind them of which the last one is computed in any case."""
+    bench = Bench()
+    exchange, standby, cache = BlockExchange(bench.workload), StandbyBlocks(bench.workload), bench.workload.tables.cache
+    prompt, output = list(range(1, 11)), [7, 8, 9, 10, 11]
+    sequence = bench.new("a", prompt, params, outputs=[output])
+    tokens = [*prompt, *output, 12]
+    hashes = block_hashes(sequence.root, tokens[:12], 4)
+    keep_history(standby, exchange, hashes)
+    written: list[tuple[int, bytes]] = []
+    if num_in_tail:
+        name = block_hash(sequence.root, hashes[-1], tokens[12 : 12 + num_in_tail])
+        tail = Tail(name, b"bytes")
+        assert standby.put_tail(tail, None, lambda *each: written.append(each))
+        assert cache.tails == {name} and not set(cache.hottest(bench.workload.tables.device.refs, 9)) & cache.tails
+    assert bench.scheduler.admit(sequence).admitted
+    plan, _ = bench.step()
+    assert plan.num_tokens == num_to_compute
+    if num_in_tail in (1, 2) and params is LONG:
+        assert sequence.branches[0].blocks[3] == written[0][0] and not cache.tails
+    bench.finish()
+
+
+def test_a_tail_takes_the_place_of_the_one_before_and_of_nothing_else() -> None:
+    bench = Bench(runner={"num_blocks": 8})
+    exchange, standby, tables = BlockExchange(bench.workload), StandbyBlocks(bench.workload), bench.workload.tables
+    names = [BlockHash(bytes([number]) * 16) for number in range(1, 9)]
+    keep_history(standby, exchange, names[:6])
+    for number, name in enumerate(names[6:]):
+        ended = names[5 + number] if number else None
+        assert standby.put_tail(Tail(name, b""), ended, lambda *_: None)
+        assert (tables.cache.tails, tables.device.num_free) == ({name}, 1)
+    keep_history(standby, exchange, names[6:7])
+    assert not standby.put_tail(Tail(BlockHash(bytes(16)), b""), None, lambda *_: None), "all blocks are kept"
+    standby.keep([], names)
+    bench.admit("a", 20)
+    bench.finish()
+    assert not tables.cache.tails

@@ -67,6 +67,10 @@ BAD = [
     *(([name, "--stor=x"], 2, "did you mean --store?") for name in ("router", "worker", "up", "doctor")),
     (["generate", "hi", "--token-ids=1,x"], 2, "such as 1,2,3"),
     (["generate", "Once", "upon", "a", "time"], 2, "no such argument: upon; a text with spaces needs quotes"),
+    *(
+        ([name, "/models/x"], 2, "/models/x; it takes no text here, and --model names a model")
+        for name in ("up", "worker")
+    ),
     (["chat", "Hi there"], 2, "no such argument: Hi there; it takes no text here"),
     *((["generate", "hi", flag], 2, "number of seconds above 0") for flag in NO_SECONDS),
     (["status", "--timeout=soon"], 2, "number of seconds above 0"),

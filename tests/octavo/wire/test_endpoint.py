@@ -13,6 +13,7 @@ BAD = [
     *((f"127.0.0.1:{port}", "port must be 1 to 65535") for port in ("65536", "0", "-1", "http", "٣", "9" * 5000, " 7")),
     ("127.0.0.1", "has no port; write HOST:PORT, such as 127.0.0.1:50051"),
     ("127.0.0.1:", "has no port"),
+    ("50051", "has no port; write HOST:PORT, such as 127.0.0.1:50051"),
     ("[::1]", "has no port; write HOST:PORT, such as [::1]:50051"),
     *((text, "has no host") for text in (":50051", "")),
     *((f"{host}:1", f"'{host}' is no host") for host in ("a b", "host/path", "user@host")),

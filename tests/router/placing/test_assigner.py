@@ -49,6 +49,7 @@ class FakeLink:
         self.stays, self.lost = True, False
         self.facts, self.step_stream = SimpleNamespace(limits=LIMITS), SimpleNamespace(connected=True)
         self.pending_dispatches, self.admissions = PendingDispatches(), []
+        self.found = ProbeResult.GONE
 
     async def schedule(self, admission, follow):
         self.admissions.append(admission_from_wire(admission))
@@ -57,7 +58,7 @@ class FakeLink:
         return self.answer
 
     async def probe(self):
-        return ProbeResult.GONE
+        return self.found
 
     async def wait_to_replay(self, num_tokens):
         pass
@@ -186,6 +187,35 @@ async def test_after_refusals_the_next_worker_is_asked(make_scene, refusal):
     assert scene.num_asked() == [1, 1]
     assert [link.pending_dispatches.num_sequences for link in scene.links] == [0, 1]
     assert record.crashes == isinstance(refusal, LinkError)  # the probe found the worker gone
+
+
+@pytest.mark.parametrize(
+    ("found", "broke", "lives", "crashes"),
+    [
+        (ProbeResult.UNKNOWN, True, False, 1),  # a slow link: the worker died, and another process listens by now
+        (ProbeResult.UNKNOWN, True, True, 0),  # the store hears of it
+        (ProbeResult.UNKNOWN, False, False, 0),  # it hangs, as far as the router knows
+        (ProbeResult.ALIVE, True, False, 0),
+    ],
+)
+async def test_a_crash_is_counted_where_the_connection_broke_and_a_probe_says_nothing(
+    make_scene, found, broke, lives, crashes
+):
+    """Seed 344 of the simulation at 2b8a9fda: a poison request killed a fourth worker."""
+    scene = await make_scene(LinkError("broken", broke=broke), ADMITTED)
+    scene.links[0].found = found
+    renewing = asyncio.create_task(renew_lease(scene.store) if lives else asyncio.sleep(0))
+    record = await scene.assign()
+    renewing.cancel()
+    await asyncio.wait([renewing])
+    assert (record.owner, record.epoch, record.crashes) == ("b", 2, crashes)
+
+
+async def renew_lease(store):
+    """That of worker a, much more often than it must be."""
+    while True:
+        await store.heartbeat(calls.Member("worker", Incarnation("a"), b""), 1500)
+        await asyncio.sleep(0.02)
 
 
 @pytest.mark.parametrize("error", [NoAdapterRoom("full"), Loading("being read")])

@@ -1,4 +1,4 @@
-"""How GGUF files of further models without experts become models of Transformers."""
+"""How GGUF files of models without experts become models of Transformers."""
 
 from collections.abc import Mapping, Sequence
 from math import isclose
@@ -8,8 +8,19 @@ import torch
 from torch import Tensor
 
 from gpu_worker.models.gguf.header import GgufHeader
-from gpu_worker.models.gguf.recipes import LLAMA, Family, Join, Reader, Recipe, named_recipes, turned_as_llama
-from gpu_worker.models.gguf.settings import common, rms
+from gpu_worker.models.gguf.positions import near_positions
+from gpu_worker.models.gguf.recipes import (
+    LLAMA,
+    NORMED_OUTPUTS,
+    Family,
+    Join,
+    Reader,
+    Recipe,
+    named_recipes,
+    row_of,
+    turned_as_llama,
+)
+from gpu_worker.models.gguf.settings import common, granite_scales, layer_norm, refuse_drafting, rms
 from octavo.request.errors import BadModel
 
 HUNYUAN = {**LLAMA, "attn_q_norm": "self_attn.query_layernorm", "attn_k_norm": "self_attn.key_layernorm"}
@@ -17,6 +28,8 @@ APERTUS = {**LLAMA, "attn_norm": "attention_layernorm", "ffn_norm": "feedforward
 PHI = {"attn_norm": "input_layernorm", "attn_output": "self_attn.dense", "ffn_up": "mlp.fc1", "ffn_down": "mlp.fc2"}
 PHI |= {stored: LLAMA[stored] for stored in ("attn_q", "attn_k", "attn_v")}
 XIELU = ("alpha_p", "alpha_n", "beta", "eps")
+EXAONE4_32B_LAYERS = 64  # the only EXAONE 4 with windows, which its early files do not name
+STARCODER2_WINDOW = 4096  # of all StarCoder 2 that were published, and of none of their files
 OLMO_EPSILON = 1e-5  # of all OLMo 1, whose configurations have none
 
 
@@ -70,14 +83,12 @@ def _read_apertus(header: GgufHeader) -> Family:
 
 
 def _read_jais2(header: GgufHeader) -> Family:
-    config = common(header, "jais2", **_biases(header), intermediate_size=header.inner_size())
-    config |= {"layer_norm_eps": header.number("attention.layer_norm_epsilon")}
+    config = common(header, "jais2", **layer_norm(header), **_biases(header), intermediate_size=header.inner_size())
     return Family(config, named_recipes(header, LLAMA))
 
 
 def _read_phi2(header: GgufHeader) -> Family:
-    config = common(header, "phi", intermediate_size=header.inner_size())
-    config |= {"layer_norm_eps": header.number("attention.layer_norm_epsilon")}
+    config = common(header, "phi", **layer_norm(header), intermediate_size=header.inner_size())
     outer = {"token_embd": "model.embed_tokens", "output_norm": "model.final_layernorm", "output": "lm_head"}
     return Family(config, named_recipes(header, PHI, outer=outer))
 
@@ -85,8 +96,7 @@ def _read_phi2(header: GgufHeader) -> Family:
 def _read_gptneox(header: GgufHeader) -> Family:
     """Files have queries, keys and values of all heads, models have those of a head together."""
     parallel = header.get("use_parallel_residual")
-    config = common(header, "gpt_neox", intermediate_size=header.inner_size()) | {
-        "layer_norm_eps": header.number("attention.layer_norm_epsilon"),
+    config = common(header, "gpt_neox", **layer_norm(header), intermediate_size=header.inner_size()) | {
         "use_parallel_residual": parallel is not False,
         "attention_bias": header.has("blk.0.attn_qkv.bias"),
     }
@@ -101,6 +111,95 @@ def _read_gptneox(header: GgufHeader) -> Family:
     outer = {"token_embd": "gpt_neox.embed_in", "output_norm": "gpt_neox.final_layer_norm", "output": "lm_head"}
     joins = {"attn_qkv": _by_heads(header.heads)}
     return Family(config, named_recipes(header, inner, joins, outer, "gpt_neox.layers"))
+
+
+def _read_olmo2(header: GgufHeader) -> Family:
+    """OLMo 2, and OLMo 3, which has windows."""
+    window = header.integer("attention.sliding_window", 0)
+    config = common(header, "olmo3" if window else "olmo2", **rms(header), intermediate_size=header.inner_size())
+    if window:
+        far = config["rope_parameters"]
+        near = near_positions(header, far["rope_theta"])
+        config |= {"sliding_window": window, "layer_types": header.layer_types(window, 4)}
+        config["rope_parameters"] = {"full_attention": far, "sliding_attention": near}
+    return Family(config, named_recipes(header, {**LLAMA, **NORMED_OUTPUTS}))
+
+
+def _read_granite(header: GgufHeader) -> Family:
+    config = common(header, "granite", **rms(header), **granite_scales(header), **_biases(header))
+    config |= {"intermediate_size": header.inner_size()}
+    return Family(config, named_recipes(header, LLAMA, turned_as_llama(header)))
+
+
+def _read_glm4(header: GgufHeader) -> Family:
+    config = common(header, "glm4", **rms(header), intermediate_size=header.inner_size()) | {
+        "attention_bias": header.has("blk.0.attn_q.bias")
+    }
+    refuse_drafting(header)
+    inner = LLAMA | {
+        "post_attention_norm": "post_self_attn_layernorm",
+        "post_ffw_norm": "post_mlp_layernorm",
+        "ffn_up": "mlp.gate_up_proj",
+    }
+    return Family(config, named_recipes(header, inner))
+
+
+def _read_starcoder2(header: GgufHeader) -> Family:
+    """Files do not name the window. It bounds the context: within it, a sequence is the same with and without one."""
+    config = common(header, "starcoder2", intermediate_size=header.inner_size()) | {
+        "max_position_embeddings": min(header.context, STARCODER2_WINDOW),
+        "norm_epsilon": header.number("attention.layer_norm_epsilon"),
+        "sliding_window": None,
+        "use_bias": header.has("blk.0.attn_q.bias"),
+    }
+    return Family(config, named_recipes(header, LLAMA | {"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"}))
+
+
+def _read_stablelm(header: GgufHeader) -> Family:
+    header.get("use_parallel_residual")  # early files say so of models that are not; llama.cpp looks for the norm
+    normed = header.has("blk.0.attn_q_norm.weight")
+    config = common(header, "stablelm", **layer_norm(header), intermediate_size=header.inner_size()) | {
+        "use_parallel_residual": not header.has("blk.0.ffn_norm.weight"),
+        "use_qkv_bias": header.has("blk.0.attn_q.bias"),
+        "qk_layernorm": normed,
+    }
+    inner = {stored: stem for stored, stem in LLAMA.items() if stored not in ("attn_q_norm", "attn_k_norm")}
+    recipes = named_recipes(header, inner)
+    for layer in range(header.layers if normed else 0):
+        for part, count in (("q", header.heads), ("k", header.kv_heads)):
+            for head in range(count):
+                name = f"model.layers.{layer}.self_attn.{part}_layernorm.norms.{head}.weight"
+                recipes[name] = Recipe((f"blk.{layer}.attn_{part}_norm.weight",), row_of(head, count))
+    return Family(config, recipes)
+
+
+def _read_cohere(header: GgufHeader) -> Family:
+    config = common(header, "cohere", **layer_norm(header), intermediate_size=header.inner_size()) | {
+        "logit_scale": header.number("logit_scale"),
+        "use_qk_norm": header.has("blk.0.attn_q_norm.weight"),
+    }
+    return Family(config, named_recipes(header, LLAMA))
+
+
+def _read_cohere2(header: GgufHeader) -> Family:
+    window = header.integer("attention.sliding_window")
+    config = common(header, "cohere2", **layer_norm(header), intermediate_size=header.inner_size()) | {
+        "logit_scale": header.number("logit_scale"),
+        "sliding_window": window,
+        "layer_types": header.layer_types(window, 4),
+    }
+    return Family(config, named_recipes(header, LLAMA))
+
+
+def _read_exaone4(header: GgufHeader) -> Family:
+    window = header.integer("attention.sliding_window", 4096 if header.layers == EXAONE4_32B_LAYERS else 0)
+    refuse_drafting(header)
+    config = common(header, "exaone4", **rms(header), intermediate_size=header.inner_size()) | {
+        "sliding_window": window or None,
+        "sliding_window_pattern": 4 if window else None,
+        "layer_types": header.layer_types(window, 4),
+    }
+    return Family(config, named_recipes(header, LLAMA | NORMED_OUTPUTS))
 
 
 def _biases(header: GgufHeader) -> dict[str, Any]:
@@ -125,10 +224,18 @@ def _by_heads(heads: int) -> Join:
 READERS: Mapping[str, Reader] = {
     "apertus": _read_apertus,
     "arcee": _read_arcee,
+    "cohere2": _read_cohere2,
+    "command-r": _read_cohere,
+    "exaone4": _read_exaone4,
+    "glm4": _read_glm4,
     "gptneox": _read_gptneox,
+    "granite": _read_granite,
     "hunyuan-dense": _read_hunyuan_dense,
     "jais2": _read_jais2,
     "nemotron": _read_nemotron,
     "olmo": _read_olmo,
+    "olmo2": _read_olmo2,
     "phi2": _read_phi2,
+    "stablelm": _read_stablelm,
+    "starcoder2": _read_starcoder2,
 }

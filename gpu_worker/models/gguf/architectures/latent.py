@@ -1,18 +1,15 @@
-"""How GGUF files of models with latent attention become models of Transformers.
+"""How GGUF files of models with latent attention are read.
 
 Files have the matrix that expands a latent into keys and values in two: that of keys the other way round, as it is
-multiplied with queries. Files of before April 2025 have it whole.
+multiplied with queries. Those of MiniCPM3, and others of before April 2025, have it whole.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
-
-import torch
-from torch import Tensor
 
 from gpu_worker.models.gguf.header import GgufHeader
 from gpu_worker.models.gguf.positions import scaling
-from gpu_worker.models.gguf.recipes import LLAMA, Family, Join, Reader, Recipe, expert_recipes, named_recipes
+from gpu_worker.models.gguf.recipes import LLAMA, Family, Reader, Recipe, expert_recipes, named_recipes
 from gpu_worker.models.gguf.settings import (
     SIGMOID,
     SOFTMAX,
@@ -48,16 +45,18 @@ def _read_deepseek2(header: GgufHeader) -> Family:
         "rope_parameters": _default(header) | scaling(header, header.context),
         "intermediate_size": header.inner_size() if first else header.hidden,
         "first_k_dense_replace": first,
-        "num_nextn_predict_layers": 0,
+        "num_nextn_predict_layers": drafting,
         "attention_bias": header.has("blk.0.attn_kv_a_mqa.bias"),
     }
     mixed = range(first, header.layers)
     config |= _mixture(header, first) if mixed else {"model_type": "deepseek_v3"}
-    recipes = named_recipes(header, INNER | SHARED | {"ffn_gate_inp": "mlp.gate"}) | _expansions(header)
+    recipes = named_recipes(header, INNER | SHARED | {"ffn_gate_inp": "mlp.gate"}) | _halves(header)
+    unused = _wholes_beside_halves(header)
+    recipes = {name: recipe for name, recipe in recipes.items() if unused.isdisjoint(recipe.of)}
     recipes |= expert_recipes(header, "mlp", mixed)
     if config["model_type"] == "deepseek_v3":
         recipes |= corrections(header, first)
-    return Family(config, recipes, _halves_beside_wholes(header) | unused_layers(header, drafting))
+    return Family(config, recipes, unused | unused_layers(header, drafting))
 
 
 def _read_minicpm3(header: GgufHeader) -> Family:
@@ -134,28 +133,23 @@ def _mixture(header: GgufHeader, first: int) -> dict[str, Any]:
     }
 
 
-def _expansions(header: GgufHeader) -> dict[str, Recipe]:
-    """What makes keys and values of a latent, where files have it in two."""
-    found = {}
+def _halves(header: GgufHeader) -> dict[str, Recipe]:
+    """What makes keys and values of a latent, of the layers that do not have it whole alone."""
+    found: dict[str, Recipe] = {}
     for layer in range(header.layers):
-        halves = tuple(f"blk.{layer}.attn_{part}_b.weight" for part in ("k", "v"))
-        if not header.has(f"blk.{layer}.attn_kv_b.weight"):
-            found[f"model.layers.{layer}.self_attn.kv_b_proj.weight"] = Recipe(halves, _expansion(header.heads))
+        stored = {part: f"blk.{layer}.attn_{part}_b.weight" for part in ("k", "v")}
+        if any(map(header.has, stored.values())) or not header.has(f"blk.{layer}.attn_kv_b.weight"):
+            found |= {
+                f"model.layers.{layer}.self_attn.{part}_b_proj.weight": Recipe((name,), by_head=True)
+                for part, name in stored.items()
+            }
     return found
 
 
-def _expansion(heads: int) -> Join:
-    def join(parts: Sequence[Tensor]) -> Tensor:
-        keys, values = (part if part.dim() == 3 else part.view(heads, -1, part.shape[-1]) for part in parts)
-        return torch.cat((keys.transpose(1, 2), values), dim=1).flatten(0, 1)
-
-    return join
-
-
-def _halves_beside_wholes(header: GgufHeader) -> frozenset[str]:
+def _wholes_beside_halves(header: GgufHeader) -> frozenset[str]:
     """Some files have both."""
-    layers = [layer for layer in range(header.layers) if header.has(f"blk.{layer}.attn_kv_b.weight")]
-    return frozenset(f"blk.{layer}.attn_{part}_b.weight" for layer in layers for part in ("k", "v"))
+    layers = [layer for layer in range(header.layers) if header.has(f"blk.{layer}.attn_k_b.weight")]
+    return frozenset(f"blk.{layer}.attn_kv_b.weight" for layer in layers)
 
 
 READERS: Mapping[str, Reader] = {

@@ -6,9 +6,8 @@ from typing import Any
 from torch import Tensor
 
 from gpu_worker.models.gguf.header import GgufHeader
-from gpu_worker.models.gguf.positions import rope_parameters
 from gpu_worker.models.gguf.recipes import LLAMA, Family, Recipe, expert_recipes, named_recipes
-from gpu_worker.models.gguf.settings import SIGMOID, check_gating
+from gpu_worker.models.gguf.settings import SIGMOID, check_gating, common, experts
 from octavo.request.errors import BadModel
 
 INNER = {
@@ -38,11 +37,9 @@ def read_lfm2moe(header: GgufHeader) -> Family:
     first = header.integer("leading_dense_block_count", 0)
     if not 0 <= first < header.layers:
         raise BadModel(f"{header.name}: {first} of {header.layers} layers have no experts (leading_dense_block_count)")
-    count, used = header.experts(first)
     config = _settings(header, "lfm2_moe") | {
         "num_dense_layers": first,
-        "num_experts": count,
-        "num_experts_per_tok": used,
+        **experts(header, first),
         "moe_intermediate_size": header.inner_size("ffn_down_exps", first),
         "norm_topk_prob": True,
         "use_expert_bias": True,
@@ -57,16 +54,12 @@ def read_lfm2moe(header: GgufHeader) -> Family:
 
 def _settings(header: GgufHeader, model_type: str) -> dict[str, Any]:
     dense = header.has("blk.0.ffn_down.weight")
-    return {
-        "model_type": model_type,
-        **header.sizes(),
-        "rope_parameters": rope_parameters(header),
+    return common(header, model_type) | {
         "norm_eps": header.number("attention.layer_norm_rms_epsilon"),
         "intermediate_size": header.inner_size("ffn_down" if dense else "ffn_down_exps"),
         "layer_types": ["full_attention" if count else "conv" for count in header.kv_head_counts],
         "conv_L_cache": header.integer("shortconv.l_cache"),
         "conv_bias": any(name.endswith(".shortconv.conv.bias") for name in header.file.tensors),
-        **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id")),
     }
 
 

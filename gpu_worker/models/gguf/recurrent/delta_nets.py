@@ -12,15 +12,24 @@ import torch
 from torch import Tensor
 
 from gpu_worker.models.gguf.header import GgufHeader
-from gpu_worker.models.gguf.positions import rope_parameters
 from gpu_worker.models.gguf.recipes import (
+    GATED_EXPERT,
     LLAMA,
     Family,
     Join,
     Recipe,
+    as_row,
     expert_recipes,
     gemma_norms,
     named_recipes,
+)
+from gpu_worker.models.gguf.settings import (
+    beside_experts,
+    common,
+    drafting_layers,
+    experts,
+    rms,
+    unused_layers,
 )
 from octavo.request.errors import BadModel
 
@@ -36,11 +45,6 @@ QWEN35 = {
     "ssm_alpha": "linear_attn.in_proj_a",
     "ssm_beta": "linear_attn.in_proj_b",
 }
-EXPERTS = {
-    "ffn_gate_inp": "mlp.gate",
-    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
-    **{f"ffn_{part}_shexp": f"mlp.shared_expert.{part}_proj" for part in ("gate", "up", "down")},
-}
 USUAL_PERIOD = 4  # of layers, of which the last one attends
 
 
@@ -52,20 +56,20 @@ def read_qwen35(header: GgufHeader) -> Family:
 
 def read_qwen35moe(header: GgufHeader) -> Family:
     config, heads, unused = _settings(header, "qwen3_5_moe_text")
-    recipes = _recipes(header, COMMON | QWEN35 | EXPERTS, heads, heads.grouped) | expert_recipes(header, "mlp")
-    return Family(config | _experts(header), recipes, unused)
+    recipes = _recipes(header, COMMON | QWEN35 | GATED_EXPERT, heads, heads.grouped) | expert_recipes(header, "mlp")
+    return Family(config | experts(header) | beside_experts(header), recipes, unused)
 
 
 def read_qwen3next(header: GgufHeader) -> Family:
     config, heads, unused = _settings(header, "qwen3_next")
-    inner = COMMON | EXPERTS | {"ssm_ba": "linear_attn.in_proj_ba", "ssm_in": "linear_attn.in_proj_qkvz"}
+    inner = COMMON | GATED_EXPERT | {"ssm_ba": "linear_attn.in_proj_ba", "ssm_in": "linear_attn.in_proj_qkvz"}
     recipes = _recipes(header, inner, heads, lambda size, before=0: None) | expert_recipes(header, "mlp")
     for layer in range(header.layers):
         at = f"blk.{layer}."
         if header.has(f"{at}attn_qkv.weight"):  # early files have them with the gates in one tensor
             both = Recipe((f"{at}attn_qkv.weight", f"{at}attn_gate.weight"), heads.together)
             recipes[f"model.layers.{layer}.linear_attn.in_proj_qkvz.weight"] = both
-    return Family(config | _experts(header) | {"norm_topk_prob": True}, recipes, unused)
+    return Family(config | experts(header) | beside_experts(header) | {"norm_topk_prob": True}, recipes, unused)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,20 +108,12 @@ class Heads:
 
 def _settings(header: GgufHeader, model_type: str) -> tuple[dict[str, Any], Heads, frozenset[str]]:
     """The configuration that all have, the heads, and the tensors of layers that draft tokens."""
-    drafting = header.integer("nextn_predict_layers", 0)
-    if not 0 <= drafting < header.layers:
-        raise BadModel(f"{header.name}: {drafting} of {header.layers} layers draft tokens (nextn_predict_layers)")
-    header.layers -= drafting
-    last = tuple(f"blk.{header.layers + layer}." for layer in range(drafting))
+    unused = unused_layers(header, drafting_layers(header))
     header.get("rope.dimension_sections")  # of places in pictures; those of text are equal in all sections
     heads, inner = _heads(header), header.integer("ssm.inner_size")
     if inner != heads.values * heads.value_size:
         raise BadModel(f"{header.name}: {inner} values are not {heads.values} heads (ssm.inner_size)")
-    config = {
-        "model_type": model_type,
-        **header.sizes(),
-        "rope_parameters": rope_parameters(header),
-        "rms_norm_eps": header.number("attention.layer_norm_rms_epsilon"),
+    config = common(header, model_type, **rms(header)) | {
         "attention_bias": header.has(f"blk.{header.first_attending}.attn_q.bias"),
         "layer_types": _kinds(header),
         "linear_conv_kernel_dim": header.integer("ssm.conv_kernel"),
@@ -125,9 +121,8 @@ def _settings(header: GgufHeader, model_type: str) -> tuple[dict[str, Any], Head
         "linear_num_value_heads": heads.values,
         "linear_key_head_dim": heads.key_size,
         "linear_value_head_dim": heads.value_size,
-        **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id")),
     }
-    return config, heads, frozenset(name for name in header.file.tensors if name.startswith(last))
+    return config, heads, unused
 
 
 def _heads(header: GgufHeader) -> Heads:
@@ -152,16 +147,6 @@ def _kinds(header: GgufHeader) -> list[str]:
     return ["linear_attention" if each else "full_attention" for each in recurrent]
 
 
-def _experts(header: GgufHeader) -> dict[str, Any]:
-    count, used = header.experts()
-    return {
-        "num_experts": count,
-        "num_experts_per_tok": used,
-        "moe_intermediate_size": header.inner_size("ffn_down_exps"),
-        "shared_expert_intermediate_size": header.inner_size("ffn_down_shexp"),
-    }
-
-
 def _recipes(
     header: GgufHeader, inner: dict[str, str], heads: Heads, order: Callable[..., Tensor | None]
 ) -> dict[str, Recipe]:
@@ -173,7 +158,7 @@ def _recipes(
         "ssm_alpha": _rows(order(1)),
         "ssm_beta": _rows(order(1)),
         "ssm_conv1d": lambda parts: _rows(others)(parts).unsqueeze(1),
-        "ffn_gate_inp_shexp": lambda parts: parts[0].reshape(1, -1),
+        "ffn_gate_inp_shexp": as_row,
     }
     recipes = named_recipes(header, inner, joins)
     for layer in range(header.layers):

@@ -3,20 +3,21 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from gpu_worker.models.gguf.header import GgufHeader
-from gpu_worker.models.gguf.positions import rope_parameters
+from gpu_worker.models.gguf.positions import scaling
 from gpu_worker.models.gguf.recipes import (
     LLAMA,
+    PARTS,
     Family,
     Recipe,
     expert_recipes,
     named_recipes,
+    stacked,
     turned_as_llama,
 )
-from gpu_worker.models.gguf.settings import granite_scales
+from gpu_worker.models.gguf.settings import common, granite_scales, rms, without_positions
 from octavo.request.errors import BadModel
 
 NORMS = {"attn_norm": "input_layernorm", "ffn_norm": "pre_ff_layernorm"}
@@ -28,14 +29,14 @@ SCAN1 = {
     "ssm_dt": "mamba.dt_proj",
     **{f"ssm_{part}_norm": f"mamba.{part}_layernorm" for part in ("dt", "b", "c")},
 }
-MLP = {f"ffn_{part}": f"feed_forward.{part}_proj" for part in ("gate", "up", "down")}
-NO_TOKENS = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
+MLP = {f"ffn_{part}": f"feed_forward.{part}_proj" for part in PARTS}
+OF_HEADS = ("head_dim", "num_attention_heads", "num_key_value_heads")
 
 
 def read_granitehybrid(header: GgufHeader) -> Family:
+    """Also Bamba, whose files say so by the positions that its layers turn."""
     if header.get("rope.scaling.finetuned") is not False:
-        reason = "its layers turn positions, as those of Bamba do (granitehybrid.rope.scaling.finetuned)"
-        raise BadModel(f"{header.name}: {reason}: use a directory of this model")
+        return _read_bamba(header)
     header.integer("rope.dimension_count", header.head_dim)  # which no layer turns
     header.number("rope.freq_base", 0.0)
     sparse = header.integer("expert_count", 0) > 0
@@ -43,10 +44,8 @@ def read_granitehybrid(header: GgufHeader) -> Family:
     shared = "shexp" if sparse else ""
     down = f"ffn_down_{shared}".rstrip("_")
     config = {
-        "model_type": "granitemoehybrid",
-        **header.sizes(),
-        **_eps(header),
-        **_mamba2(header),
+        **without_positions(header, "granitemoehybrid", **rms(header)),
+        **scan_settings(header),
         "mamba_expand": _whole(header, header.integer("ssm.inner_size"), header.hidden),
         "layer_types": ["full_attention" if keys else "linear_attention" for keys in header.kv_head_counts],
         "position_embedding_type": None,
@@ -63,21 +62,41 @@ def read_granitehybrid(header: GgufHeader) -> Family:
         inner | {"ffn_gate_inp": "block_sparse_moe.router", down: "shared_mlp.output_linear"},
         turned_as_llama(header),
     )
-    recipes |= _scan_recipes(header) | (expert_recipes(header, "block_sparse_moe") if sparse else {})
+    recipes |= scan_recipes(header) | (expert_recipes(header, "block_sparse_moe") if sparse else {})
     for layer in range(header.layers):
         both = tuple(f"blk.{layer}.{down.replace('down', part)}.weight" for part in ("gate", "up"))
-        recipes[f"model.layers.{layer}.shared_mlp.input_linear.weight"] = Recipe(both, _stacked)
+        recipes[f"model.layers.{layer}.shared_mlp.input_linear.weight"] = Recipe(both, stacked)
     return Family(config, recipes)
+
+
+def _read_bamba(header: GgufHeader) -> Family:
+    """Half of each head turns, also where a file has been made of a directory that does not say so."""
+    turned = header.integer("rope.dimension_count", header.head_dim)
+    if header.has("blk.0.ffn_gate_inp.weight") or turned not in (header.head_dim, header.head_dim // 2):
+        raise BadModel(
+            f"{header.name} is no Bamba, turns {turned} of {header.head_dim} dimensions of a head, or has experts "
+            "(granitehybrid.rope.scaling.finetuned, rope.dimension_count): use a directory of this model"
+        )
+    rope = {"rope_type": "default", "rope_theta": header.number("rope.freq_base", 10000.0)}
+    config = {
+        **without_positions(header, "bamba", **rms(header)),
+        **scan_settings(header),
+        "rope_parameters": rope | {"partial_rotary_factor": 0.5} | scaling(header, header.context),
+        "mamba_expand": _whole(header, header.integer("ssm.inner_size"), header.hidden),
+        "attn_layer_indices": [layer for layer, keys in enumerate(header.kv_head_counts) if keys],
+        "intermediate_size": header.inner_size(),
+        "attention_bias": header.has(f"blk.{header.first_attending}.attn_q.bias"),
+        "mlp_bias": header.has("blk.0.ffn_down.bias"),
+    }
+    recipes = named_recipes(header, NORMS | ATTENTION | SCAN | MLP, turned_as_llama(header)) | scan_recipes(header)
+    return Family(config, _with_last_norm(recipes))
 
 
 def read_falcon_h1(header: GgufHeader) -> Family:
     """The converter multiplies all that the model would multiply with constants, which are 1 then."""
     config = {
-        "model_type": "falcon_h1",
-        **header.sizes(),
-        **_eps(header),
-        **_mamba2(header),
-        "rope_parameters": rope_parameters(header),
+        **common(header, "falcon_h1", **rms(header)),
+        **scan_settings(header),
         "intermediate_size": header.inner_size(),
         "mamba_d_ssm": header.integer("ssm.inner_size"),
         "mamba_rms_norm": header.has("blk.0.ssm_norm.weight"),
@@ -85,7 +104,7 @@ def read_falcon_h1(header: GgufHeader) -> Family:
         "attention_bias": header.has("blk.0.attn_q.bias"),
         "mlp_bias": header.has("blk.0.ffn_down.bias"),
     }
-    recipes = named_recipes(header, NORMS | ATTENTION | SCAN | MLP) | _scan_recipes(header)
+    recipes = named_recipes(header, NORMS | ATTENTION | SCAN | MLP) | scan_recipes(header)
     for layer in range(header.layers):  # whose name has no end
         recipes[f"model.layers.{layer}.pre_ff_layernorm.weight"] = Recipe((f"blk.{layer}.ffn_norm",))
     return Family(config, _with_last_norm(recipes))
@@ -101,9 +120,7 @@ def read_jamba(header: GgufHeader) -> Family:
         header.integer("expert_count", 0)
         header.integer("expert_used_count", 0)
     config = {
-        "model_type": "jamba",
-        **header.sizes(),
-        **_eps(header),
+        **without_positions(header, "jamba", **rms(header)),
         **_periods(header, "attn_layer", attending),
         **_periods(header, "expert_layer", sparse),
         "intermediate_size": header.inner_size(layer=dense[0]) if dense else header.inner_size("ffn_down_exps"),
@@ -117,7 +134,7 @@ def read_jamba(header: GgufHeader) -> Family:
         "mamba_proj_bias": header.has(f"blk.{_first_scan(header)}.ssm_in.bias"),
     }
     names = NORMS | ATTENTION | SCAN1 | MLP | {"ffn_gate_inp": "feed_forward.router"}
-    recipes = named_recipes(header, names) | _scan_recipes(header) | expert_recipes(header, "feed_forward", sparse)
+    recipes = named_recipes(header, names) | scan_recipes(header) | expert_recipes(header, "feed_forward", sparse)
     return Family(config, _with_last_norm(recipes))
 
 
@@ -127,7 +144,7 @@ def read_mamba(header: GgufHeader) -> Family:
     config = _alone(header, "falcon_mamba" if normed else "mamba") | {
         "time_step_rank": header.integer("ssm.time_step_rank")
     }
-    return Family(config, _with_backbone(named_recipes(header, {"attn_norm": "norm", **SCAN1}) | _scan_recipes(header)))
+    return Family(config, _with_backbone(named_recipes(header, {"attn_norm": "norm", **SCAN1}) | scan_recipes(header)))
 
 
 def read_mamba2(header: GgufHeader) -> Family:
@@ -137,22 +154,19 @@ def read_mamba2(header: GgufHeader) -> Family:
         "head_dim": _whole(header, header.integer("ssm.inner_size"), heads),
         "n_groups": header.integer("ssm.group_count"),
     }
-    return Family(config, _with_backbone(named_recipes(header, {"attn_norm": "norm", **SCAN}) | _scan_recipes(header)))
+    return Family(config, _with_backbone(named_recipes(header, {"attn_norm": "norm", **SCAN}) | scan_recipes(header)))
 
 
 def _alone(header: GgufHeader, model_type: str) -> dict[str, Any]:
-    sizes = header.sizes()
+    sizes = without_positions(header, model_type)
     return {
-        "model_type": model_type,
-        **{name: sizes[name] for name in ("vocab_size", "hidden_size", "num_hidden_layers", "tie_word_embeddings")},
-        "max_position_embeddings": header.context,
+        **{name: value for name, value in sizes.items() if name not in OF_HEADS},
         "layer_norm_epsilon": header.number("attention.layer_norm_rms_epsilon"),
         "state_size": header.integer("ssm.state_size"),
         "conv_kernel": header.integer("ssm.conv_kernel"),
         "expand": _whole(header, header.integer("ssm.inner_size"), header.hidden),
         "use_conv_bias": header.has("blk.0.ssm_conv1d.bias"),
         "use_bias": header.has("blk.0.ssm_in.bias"),
-        **NO_TOKENS,
     }
 
 
@@ -164,11 +178,7 @@ def _with_backbone(recipes: Mapping[str, Recipe]) -> dict[str, Recipe]:
     }
 
 
-def _eps(header: GgufHeader) -> dict[str, Any]:
-    return {"rms_norm_eps": header.number("attention.layer_norm_rms_epsilon"), **NO_TOKENS}
-
-
-def _mamba2(header: GgufHeader) -> dict[str, Any]:
+def scan_settings(header: GgufHeader) -> dict[str, Any]:
     heads, inner, first = header.integer("ssm.time_step_rank"), header.integer("ssm.inner_size"), _first_scan(header)
     return {
         "mamba_n_heads": heads,
@@ -201,11 +211,11 @@ def _periods(header: GgufHeader, name: str, layers: Sequence[int]) -> dict[str, 
     return {f"{name}_period": period, f"{name}_offset": layers[0]}
 
 
-def _scan_recipes(header: GgufHeader) -> dict[str, Recipe]:
+def scan_recipes(header: GgufHeader, place: str = "mamba") -> dict[str, Recipe]:
     """What is a number or a few for each channel or head, and the convolution."""
     found = {}
     for layer in range(header.layers):
-        to, at = f"model.layers.{layer}.mamba", f"blk.{layer}.ssm_"
+        to, at = f"model.layers.{layer}.{place}", f"blk.{layer}.ssm_"
         if not header.has(f"{at}in.weight"):
             continue
         found[f"{to}.A_log"] = Recipe((f"{at}a",), lambda parts: _flat(parts).neg().log())
@@ -223,10 +233,6 @@ def _scan_recipes(header: GgufHeader) -> dict[str, Recipe]:
 def _flat(parts: Sequence[Tensor]) -> Tensor:
     """Of Mamba 2, which has one number for a head, as a column."""
     return parts[0].flatten() if parts[0].shape[-1] == 1 else parts[0]
-
-
-def _stacked(parts: Sequence[Tensor]) -> Tensor:
-    return torch.cat(tuple(parts))
 
 
 def _with_last_norm(recipes: Mapping[str, Recipe]) -> dict[str, Recipe]:

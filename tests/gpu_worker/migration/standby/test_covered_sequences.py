@@ -66,3 +66,17 @@ def test_another_epoch_is_another_sequence() -> None:
     table.update({key("s", epoch=3): hashes(7)})
     assert table.known() == {key("s", epoch=3): 1}
     assert len(table.without_buddy()) == 1
+
+
+def test_tails_go_by_turns_where_the_buddy_has_almost_all_blocks() -> None:
+    table = covered(s=hashes(1, 2, 3), t=hashes(4), u=hashes(*range(5, 11)))
+    assert table.next_tail(B) is None, "the buddy has nothing"
+    for _, branch, _ in table.named(B, 100):
+        note_state(branch, HistoryState(9, 1))
+    turns = []
+    for number in range(4):
+        key, branch = table.next_tail(B)
+        branch.tail_at = float(number)
+        turns.append(key.seq_id)
+    assert turns == ["s", "t", "s", "t"]
+    assert table.next_tail(C) is None

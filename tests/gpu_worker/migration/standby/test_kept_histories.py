@@ -133,3 +133,16 @@ def test_random_calls_keep_what_was_named_last(seed: int) -> None:
         table.check_uses()
         assert kept == {each for history in table.all() for each in history.hashes}
         assert len(kept) == table.num_blocks <= 40
+
+
+def test_a_tail_ends_with_its_history() -> None:
+    table = Numbered(3)
+    table.call(A, [named("s", 1, 2)], 0.0)
+    (tail,) = hashes(9)
+    table.find(A, (SequenceId("s"), 0)).tail = tail
+    assert table.find(A, (SequenceId("t"), 0)) is table.find(B, (SequenceId("s"), 0)) is None
+    change, _ = table.call(A, [named("s", 3, first=2)], 1.0)
+    assert not change.ended
+    change, _ = table.call(A, [named("s", 4, first=3)], 2.0)
+    assert change.ended == [*hashes(1, 2, 3), tail], "there was no room"
+    assert table.call(A, [], 3.0)[0].ended == []

@@ -163,3 +163,36 @@ async def test_the_blocks_outlive_their_owner(pair: WorkerPair) -> None:
     assert buddy.runner.num_prefill <= 16 * SIZE
     change = buddy.worker.standby_buddy.histories.expire(float("inf"))
     assert change.ended and not buddy.worker.standby_buddy.histories.num_blocks
+
+
+async def test_the_buddy_goes_on_in_the_middle_of_a_block(pair: WorkerPair) -> None:
+    """It computes nothing again but the last token, which nobody has computed."""
+    follower = await pair.run(LONG, prompt=PROMPT, num_tokens=40)
+    control, sequences = pair.a.worker.engine.control, pair.a.worker.standby_owner.sequences
+    await asyncio.wrap_future(control.pause())
+    branch = pair.a.worker.workload.sequences[follower.seq_id].branches[0]
+    while branch.num_computed % SIZE != SIZE - 1:
+        num_computed = branch.num_computed
+        control.grant_steps(1)
+        await until(lambda before=num_computed: branch.num_computed > before)
+
+    def is_there() -> bool:
+        covered = sequences.next_tail(Incarnation(pair.b.incarnation))
+        return covered is not None and covered[1].tail == (branch.num_computed // SIZE, SIZE - 1)
+
+    await until(is_there)
+    await until(lambda: sequences.num_held_blocks == sequences.num_sealed_blocks)
+    await take(pair, follower, pair.b)
+    await pair.check_end(follower, LONG, prompt=PROMPT)
+    assert pair.b.runner.num_prefill == 1
+    cache = pair.b.worker.workload.tables.cache
+    assert not cache.tails & cache.standby
+
+
+async def test_a_tail_that_comes_after_its_history_has_ended_is_not_kept(pair: WorkerPair) -> None:
+    follower = await pair.run(LONG, prompt=PROMPT, num_tokens=40)
+    cache = pair.b.worker.workload.tables.cache
+    await until(lambda: bool(cache.tails))
+    await pair.check_end(follower, LONG, prompt=PROMPT)
+    await until(lambda: not cache.standby)
+    await pair.has_let_go()

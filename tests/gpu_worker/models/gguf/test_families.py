@@ -10,10 +10,11 @@ import transformers
 from differences import difference
 from effort import diagonal
 from gguf_converter import ARCHITECTURES, convert
+from gguf_gpt import MODELS as GPT
 from gguf_models import encoded, write_bare
 from gguf_recurrent import MODELS as RECURRENT
 from instruction_sets import OPS
-from transformers_types import DENSE, LATENT, MIXTURES, NARROW, ROUTED_EXPERTS, SMALL, TYPES, WIDE
+from transformers_types import DENSE, LATENT, LATENTS, MIXTURES, NARROW, ROUTED_EXPERTS, SMALL, TYPES, WIDE
 
 from gpu_worker.models.gguf.families import read_family
 from gpu_worker.models.gguf.header import GgufHeader
@@ -54,7 +55,7 @@ MODELS = {  # by a name: the class of the configuration, and its fields
     **{name: DENSE[name] for name in ("olmo2", "olmo3", "granite", "exaone4")},
     **{name: TYPES[name] for name in ("stablelm", "stablelm-parallel", "cohere")},
     **{name: TYPES[name] for name in ("gemma3n_text", "gemma4_text", "gemma4-few", "gemma4-shared", "gemma4-experts")},
-    **{name: TYPES[name] for name in ("deepseek_v2", "deepseek_v2-lite", "deepseek_v3", "glm4_moe_lite", "youtu")},
+    **{name: LATENTS[name] for name in ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "youtu")},
     **{
         name: TYPES[name]
         for name in ("arcee", "ernie4_5_moe", "hunyuan_v1_dense", "hunyuan_v1_moe", "jais2", "nemotron", "olmo")
@@ -66,6 +67,7 @@ MODELS = {  # by a name: the class of the configuration, and its fields
     "gpt_neox-serial": ("GPTNeoX", {**NEOX, "use_parallel_residual": False}),
     "olmo-unclipped": ("Olmo", {**SMALL, "tie_word_embeddings": True}),
     "phi": ("Phi", SMALL),
+    "deepseek_v2-lite": ("DeepseekV2", LITE),
     "deepseek_v2-yarn": ("DeepseekV2", {**LITE, "rope_parameters": V2_YARN}),
     "deepseek_v2-grouped": ("DeepseekV2", {**GROUPS, "topk_method": "group_limited_greedy"}),
     "deepseek_v3-grouped": (
@@ -112,8 +114,9 @@ def made(tiny):
 
 
 def test_every_architecture_has_a_model_here():
-    kinds = {getattr(transformers, f"{kind}Config").model_type for kind, _ in (MODELS | RECURRENT).values()}
-    assert {ARCHITECTURES[kind] for kind in kinds} - set(OWN) == set(THROUGH_TRANSFORMERS)
+    kinds = {getattr(transformers, f"{kind}Config").model_type for kind, _ in (MODELS | RECURRENT | GPT).values()}
+    found = {ARCHITECTURES[kind] for kind in kinds} | {"nemotron_h_moe"}  # which is one by its layers
+    assert found - set(OWN) == set(THROUGH_TRANSFORMERS)
 
 
 @pytest.mark.parametrize(("name", "on_ops"), diagonal(list(MODELS), OPS), indirect=["on_ops"])

@@ -40,7 +40,8 @@ def test_a_file_runs_as_its_directory(name, made, converted, load, all_logits):
     [
         *(("qwen3_5_text", "Q8_0"), ("qwen3_5_text", "Q4_0"), ("qwen3_5-even", "Q4_0"), ("qwen3_5_moe_text", "Q8_0")),
         *(("qwen3_next", "Q8_0"), ("lfm2", "Q4_0"), ("lfm2_moe", "Q8_0"), ("granitemoehybrid", "Q4_0")),
-        *(("granitemoehybrid-dense", "Q8_0"), ("falcon_h1-scaled", "Q4_0"), ("jamba", "Q8_0")),
+        *(("granitemoehybrid-dense", "Q8_0"), ("falcon_h1-scaled", "Q4_0"), ("jamba", "Q8_0"), ("bamba", "Q4_0")),
+        *(("nemotron_h", "Q8_0"), ("nemotron_h-moe", "Q8_0"), ("kimi_linear", "Q8_0")),
         *(("mamba", "Q8_0"), ("mamba2", "Q4_0")),
     ],
 )
@@ -88,6 +89,13 @@ def test_early_files_of_qwen3_next_have_projections_in_one_tensor(made, converte
     assert torch.equal(all_logits(load(early), PROMPT), all_logits(load(converted(name)), PROMPT))
 
 
+def test_a_file_of_nemotron_h_may_speak_of_experts_that_it_has_not(made, converted, load, all_logits):
+    """llama.cpp's converter writes so of directories that Transformers has saved."""
+    unsaid = {"expert_count": 8, "expert_used_count": 2, "expert_weights_norm": True, "expert_group_count": 1}
+    path = converted("nemotron_h", more=unsaid, arch="nemotron_h_moe")
+    assert difference(all_logits(load(path), PROMPT), all_logits(load(made("nemotron_h").directory), PROMPT)) < 1e-5
+
+
 @pytest.mark.parametrize(
     ("name", "more", "message"),
     [
@@ -105,7 +113,22 @@ def test_early_files_of_qwen3_next_have_projections_in_one_tensor(made, converte
         ("lfm2", {"shortconv.l_cache": 4}, r"conv\.conv\.weight is \[32, 1, 3\] and should be \[32, 1, 4\]"),
         ("lfm2_moe", {"expert_gating_func": 1}, "expert_gating_func is not that of a sigmoid"),
         ("lfm2_moe", {"leading_dense_block_count": 4}, "4 of 4 layers have no experts"),
-        ("granitemoehybrid", {"rope.scaling.finetuned": True}, "its layers turn positions"),
+        ("granitemoehybrid", {"rope.scaling.finetuned": True}, "is no Bamba, turns 8 of 8 dim.* has experts"),
+        ("bamba", {"rope.dimension_count": 2}, "turns 2 of 8 dimensions"),
+        ("bamba", {"attention.scale": 0.5}, r"does not know, .*: granitehybrid\.attention\.scale"),
+        ("kimi_linear", {"kda.head_dim": 24}, "heads of 24 are not those of its tensors"),
+        ("kimi_linear", {"attention.key_length_mla": 32}, "heads of 32 and 16, latents of 24 and 8"),
+        ("kimi_linear", {"attention.head_count_kv": [0, 1, 0, 1]}, "are not those without convolutions"),
+        ("kimi_linear", {"leading_dense_block_count": 4}, "4 of 4 layers have no experts"),
+        ("kimi_linear", {"expert_shared_count": 3}, "the 3 experts that all tokens ask have 32 rows together"),
+        ("kimi_linear", {"expert_gating_func": 1}, "expert_gating_func is not that of a sigmoid"),
+        ("kimi_linear", "blk.1.ssm_f_b.weight", r"lacks: model\.layers\.1\.self_attn\.forget_gate\.f_b_proj"),
+        ("nemotron_h", "blk.2.ffn_up.weight", r"layer 2 is not one of .*mlp: \[\]"),
+        ("nemotron_h-moe", {"expert_gating_func": 1}, "expert_gating_func is not that of a sigmoid"),
+        ("nemotron_h-moe", {"expert_used_count": 9}, "9 of 8 experts"),
+        ("nemotron_h-latent", {"moe_latent_size": None}, "moe_latent_size is 0, its tensors say other"),
+        ("nemotron_h-latent", {"expert_group_used_count": None}, "how many groups of experts are asked"),
+        ("nemotron_h-moe", "blk.1.ffn_down_exps.weight", r"no tensor 'blk\.1\.ffn_down_exps\.weight'"),
         ("granitemoehybrid", {"ssm.time_step_rank": 7}, "64 channels of a scan .* are not whole parts of 7"),
         ("falcon_h1", {"ssm.time_step_rank": 0}, "64 channels of a scan .* are not whole parts of 0"),
         ("mamba2", {"ssm.inner_size": 60}, "60 channels of a scan .* are not whole parts of 32"),

@@ -15,7 +15,8 @@ from gguf_models import finish, write_bare, write_gguf, write_values
 from instruction_sets import OPS
 from safetensors.torch import load_file
 
-from gpu_worker.models.gguf.tensors import KERNELS, PIECE_VALUES, ROPE_FACTORS, ROPE_LONG, dequantize, read_config
+from gpu_worker.models.gguf.llama_like import read_config
+from gpu_worker.models.gguf.tensors import KERNELS, PIECE_VALUES, ROPE_FACTORS, ROPE_LONG, dequantize
 from gpu_worker.ops import native
 from octavo.cli.doctor.model_size import AS_STORED
 from octavo.model_files.gguf import GgufFile, TensorType

@@ -21,7 +21,7 @@ from gpu_worker.models.checkpoint.quantized import open_source
 from gpu_worker.models.checkpoint.weights import SafetensorsSource
 from gpu_worker.models.decoders.config import LlamaConfig
 from gpu_worker.models.decoders.native_llama import LlamaPacking
-from gpu_worker.models.gguf.tensors import GgufSource, read_config
+from gpu_worker.models.gguf.llama_like import LlamaLikeSource, read_config
 from gpu_worker.models.packed import packed_cache, packed_file
 from gpu_worker.models.packed.packed_cache import PackedCache, Packing, content_key
 from gpu_worker.models.packed.packed_file import PackedFileWriter, Place, open_packed
@@ -48,7 +48,7 @@ def packing_of(path: Path, scheme: str = "q4", dtype: torch.dtype = torch.float3
     assert EXTENSION is not None
     if path.is_file():
         file = GgufFile(path)
-        config, source = LlamaConfig.from_dict(read_config(file)), GgufSource(file)
+        config, source = LlamaConfig.from_dict(read_config(file)), LlamaLikeSource(file)
     else:
         content = read_json(path / "config.json")
         config, source = LlamaConfig.from_dict(content), open_source(SafetensorsSource(path), content)

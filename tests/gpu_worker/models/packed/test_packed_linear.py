@@ -36,7 +36,7 @@ MODELS = {
         | {"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0},
     ),
     "starcoder2": ("Starcoder2", {**SMALL, **SIZES}),  # with biases
-    "deepseek_v2": ("DeepseekV2", {**LATENT, **ROUTED_EXPERTS, **SIZES}),  # a tensor for each matrix of an expert
+    "axk1": ("AXK1", {**LATENT, **ROUTED_EXPERTS, **SIZES}),  # a tensor for each matrix of an expert
     "qwen3_5": ("Qwen3_5Text", {**STATEFUL["qwen3_5_text"][1], **SIZES, "layer_types": TWO}),
     "lfm2": ("Lfm2", {**STATEFUL["lfm2"][1], **SIZES, "layer_types": ["conv", "full_attention"]}),
     "jamba": (
@@ -71,7 +71,7 @@ def test_a_directory_is_rounded_as_its_layers_are(name, scheme, tiny, load, all_
     layers = [each for each in runner._decoder._model.modules() if isinstance(each, PackedLinear | PackedEmbedding)]
     mixtures = [each for each in runner._decoder._model.modules() if isinstance(each, PackedExperts)]
     assert len(layers) + 2 * len(mixtures) == len(shapes) + source.model.config.tie_word_embeddings
-    assert len(mixtures) == (name == "deepseek_v2")
+    assert len(mixtures) == (name == "axk1")
     assert runner.info.fingerprint != load(source.directory).info.fingerprint
     assert scheme[:2] in runner.info.numerics
 

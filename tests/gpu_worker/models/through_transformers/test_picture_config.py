@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from gpu_worker.models.through_transformers.picture_config import read_patches
+from gpu_worker.models.through_transformers.pictures.config import read_patches
 from octavo.request.errors import BadModel
 
 PLAIN = {"patch_size": 14, "merge_size": 2}

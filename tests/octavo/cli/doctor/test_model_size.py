@@ -138,13 +138,26 @@ def test_of_layers_with_different_keys_the_one_with_most_counts(tmp_path):
 
 
 def test_experts_of_a_file_through_transformers_are_kept_as_they_are(tmp_path):
-    """Beside them, what makes keys and values of a latent is in floats, and blocks of MXFP4 are rounded."""
-    shapes = {"token_embd": (64, 64), "blk.0.ffn_up_exps": (8, 1024, 1024), "blk.0.attn_k_b": (4, 512, 512)}
+    """Blocks of MXFP4 are rounded."""
+    shapes = {"token_embd": (64, 64), "blk.0.ffn_up_exps": (8, 1024, 1024)}
+    for kind, held in (("Q8_0", 9), ("MXFP4", 9), ("Q4_0", 5), ("F16", 32)):
+        path = write_bare(tmp_path / f"{kind}.gguf", "granitemoe", 2, shapes, kind)
+        assert f"weights take {held} MiB" in model_size.size(str(path)).detail, kind
+
+
+def test_latents_of_a_file_are_kept_as_they_are_and_all_heads_have_one(tmp_path):
+    shapes = {"token_embd": (64, 64), "blk.0.attn_k_b": (4, 512, 512), "blk.0.attn_v_b": (4, 512, 512)}
     latents = {"attention.kv_lora_rank": 96, "rope.dimension_count": 32, "attention.head_count_kv": 4}
-    for kind, held in (("Q8_0", 13), ("MXFP4", 13), ("Q4_0", 9), ("F16", 36)):
+    for kind, held in (("Q8_0", 2), ("Q4_0", 1), ("F16", 4)):
         path = write_bare(tmp_path / f"{kind}.gguf", "deepseek2", 2, shapes, kind, **latents)
         detail = model_size.size(str(path)).detail
         assert f"weights take {held} MiB; keys and values 2 KiB a token" in detail, kind
+
+
+def test_a_file_of_a_model_like_gpt_is_decoded(tmp_path):
+    shapes = {"token_embd": (1024, 1024), "blk.0.ffn_up": (1024, 1024)}
+    path = write_bare(tmp_path / "x.gguf", "gpt2", 2, shapes, "Q8_0")
+    assert "weights take 8 MiB" in model_size.size(str(path)).detail
 
 
 @pytest.mark.parametrize(("recurrent", "attends", "kib"), [(3, False, 1), (3, True, 4), (4, False, 0)])

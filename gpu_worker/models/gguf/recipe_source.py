@@ -1,4 +1,4 @@
-"""Reads the tensors of a GGUF file as a model of Transformers has them in memory (`families`)."""
+"""The tensors of a GGUF file as a model of Transformers has them, made by the recipes of its family (`families`)."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -9,9 +9,8 @@ from torch import Tensor
 from gpu_worker.models.checkpoint.weights import FLOATS, ProgressCallback
 from gpu_worker.models.gguf.held_blocks import held_blocks
 from gpu_worker.models.gguf.recipes import Family, Recipe, unchanged
-from gpu_worker.models.gguf.tensors import KERNELS, ROPE_FACTORS, dequantize, read_tensor
+from gpu_worker.models.gguf.tensors import ROPE_FACTORS, block_format, dequantize, read_tensor
 from octavo.model_files.gguf import GgufFile
-from octavo.model_files.gguf_support import FLOATS as FLOAT_TYPES
 from octavo.request.errors import BadModel
 
 # What the tensors of all experts of a layer are made of, by their names in memory.
@@ -82,7 +81,7 @@ class RecipeSource:
             self._release(rows)
             return torch.from_numpy(values).view(rows.num_rows, rows.columns)
         recipe = self._recipe(name)
-        joined = recipe.join([read_tensor(self._file, part) for part in recipe.of])
+        joined = recipe.join([self._read(recipe, part) for part in recipe.of])
         for part in recipe.of:
             self._file.release(part)
         return joined
@@ -93,18 +92,17 @@ class RecipeSource:
 
     def block_format(self, name: str) -> str:
         if name in self._experts:
-            kind = self._file.tensors[self._experts[name].stored].type
-            return FLOATS if kind in FLOAT_TYPES else KERNELS.get(kind, "")
+            return block_format(self._file.tensors[self._experts[name].stored].type)
         infos = [self._file.tensors[part] for part in self._recipe(name).of]
-        kinds = {info.type for info in infos}
-        if len(kinds) > 1 or kinds & set(FLOAT_TYPES) or self._order(name) is None:
+        if len({info.type for info in infos}) > 1 or self._order(name) is None:
             return FLOATS
-        return KERNELS.get(infos[0].type, "")
+        return block_format(infos[0].type)
 
     def shape(self, name: str) -> tuple[int, ...]:
         if name in self._experts:
             return self._experts[name].num_rows, self._experts[name].columns
-        shapes = [tuple(self._file.tensors[part].shape) for part in self._recipes[name].of]
+        recipe = self._recipes[name]
+        shapes = [recipe.shape(self._file.tensors[part].shape) for part in recipe.of]
         return (sum(shape[0] for shape in shapes), *shapes[0][1:])
 
     def blocks(self, name: str) -> Tensor:
@@ -113,13 +111,18 @@ class RecipeSource:
             blocks = held_blocks(self._bytes(rows), self._file.tensors[rows.stored].type).view(rows.num_rows, -1)
             self._release(rows)
             return blocks
-        order, parts = self._order(name), []
-        for part in self._recipes[name].of:
+        order, parts, recipe = self._order(name), [], self._recipes[name]
+        for part in recipe.of:
             info = self._file.tensors[part]
-            parts.append(held_blocks(self._file.tensor_bytes(part), info.type).view(info.shape[0], -1))
+            num_rows = recipe.shape(info.shape)[0]
+            parts.append(held_blocks(self._file.tensor_bytes(part), info.type).view(num_rows, -1))
             self._file.release(part)
         blocks = parts[0] if len(parts) == 1 else torch.cat(parts)
         return blocks if order is None or torch.equal(order, torch.arange(len(order))) else blocks[order]
+
+    def _read(self, recipe: Recipe, part: str) -> Tensor:
+        stored = read_tensor(self._file, part)
+        return stored.view(recipe.shape(stored.shape))
 
     def _recipe(self, name: str) -> Recipe:
         if name not in self._recipes:
@@ -128,7 +131,7 @@ class RecipeSource:
 
     def _order(self, name: str) -> Tensor | None:
         recipe = self._recipes[name]
-        return order_of_rows(recipe, [tuple(self._file.tensors[part].shape) for part in recipe.of])
+        return order_of_rows(recipe, [recipe.shape(self._file.tensors[part].shape) for part in recipe.of])
 
     def _bytes(self, rows: ExpertMatrix) -> memoryview:
         data = self._file.tensor_bytes(rows.stored)

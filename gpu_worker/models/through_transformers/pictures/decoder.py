@@ -12,14 +12,10 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForImageTextToText
 
-from gpu_worker.models.through_transformers.decoder import (
-    CHECK_TOLERANCE,
-    IMPLEMENTATION,
-    TransformersDecoder,
-    current_batch,
-)
-from gpu_worker.models.through_transformers.picture_config import PicturePatches, read_patches
-from gpu_worker.models.through_transformers.picture_encoder import PictureEncoder
+from gpu_worker.models.through_transformers.attention import IMPLEMENTATION, current_batch
+from gpu_worker.models.through_transformers.decoder import CHECK_TOLERANCE, TransformersDecoder
+from gpu_worker.models.through_transformers.pictures.config import PicturePatches, read_patches
+from gpu_worker.models.through_transformers.pictures.encoder import PictureEncoder, multiply_by_ops
 from gpu_worker.ops import Ops, TokenBatch
 from gpu_worker.ops.batch import PictureRows, make_batch
 from gpu_worker.ops.kv_format import KvShape
@@ -36,6 +32,8 @@ class PictureDecoder(TransformersDecoder):
 
     def __init__(self, model: nn.Module, ops: Ops, device: torch.device, patches: PicturePatches) -> None:
         self._patches = patches
+        if device.type == "cpu":
+            multiply_by_ops(model, ops)
         super().__init__(model, ops, device)
         self.picture_support = patches.support
         inner = cast("Any", model).model

@@ -9,6 +9,7 @@ from collections.abc import Set as AbstractSet
 from typing import Any
 
 from gpu_worker.models.gguf.header import GgufHeader
+from gpu_worker.models.gguf.positions import near_positions
 from gpu_worker.models.gguf.recipes import LLAMA, NORMED_OUTPUTS, Family, Recipe, gates_of_experts, named_recipes
 from gpu_worker.models.gguf.tensors import ROPE_FACTORS, read_tensor
 from octavo.request.errors import BadModel
@@ -76,7 +77,6 @@ def shared_settings(header: GgufHeader, shared: int) -> dict[str, Any]:
         "num_kv_shared_layers": shared,
         "hidden_size_per_layer_input": size,
         "vocab_size_per_layer_input": rows,
-        **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id")),
     }
 
 
@@ -118,8 +118,7 @@ def _positions(header: GgufHeader) -> dict[str, Any]:
         )
     part = min(1.0, (2 * count + 0.5) / size)  # from which Transformers computes `count`, however it rounds
     far = {"rope_type": "proportional", "rope_theta": header.number("rope.freq_base"), "partial_rotary_factor": part}
-    near = {"rope_type": "default", "rope_theta": header.number("rope.freq_base_swa", 10000.0)}
-    return {"full_attention": far, "sliding_attention": near}
+    return {"full_attention": far, "sliding_attention": near_positions(header)}
 
 
 def _has_keys_for_values(header: GgufHeader, kinds: list[str]) -> bool:

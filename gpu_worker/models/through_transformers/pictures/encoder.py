@@ -1,12 +1,28 @@
 """What stands for the placeholders of a picture: the states that Transformers' own encoder gives."""
 
+import functools
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from gpu_worker.models.through_transformers.picture_config import PicturePatches
+from gpu_worker.models.through_transformers.pictures.config import PicturePatches
+from gpu_worker.ops import Ops
 from octavo.request.errors import InvalidArgument
+
+
+def multiply_by_ops(model: nn.Module, ops: Ops) -> None:
+    """Has linear layers, and convolutions of patches, multiply by the ops: torch takes longer on a CPU."""
+    for layer in model.modules():
+        if type(layer) is nn.Linear:
+            cast("Any", layer).forward = functools.partial(ops.linear, weight=layer.weight, bias=layer.bias)
+        elif type(layer) is nn.Conv3d:
+            cast("Any", layer).forward = functools.partial(_patches, ops, layer)
+
+
+def _patches(ops: Ops, layer: nn.Conv3d, x: Tensor) -> Tensor:
+    """The convolution of patches, [count, channels, time, height, width]."""
+    return ops.linear(x.flatten(1), layer.weight.flatten(1), layer.bias).view(len(x), -1, 1, 1, 1)
 
 
 class PictureEncoder:

@@ -6,9 +6,9 @@ from typing import Any
 
 from torch import Tensor
 
-from gpu_worker.models.gguf.gemma4 import NORMS_AND_EMBEDDINGS, shared_settings, unused_keys, used_recipes
+from gpu_worker.models.gguf.architectures.gemma4 import NORMS_AND_EMBEDDINGS, shared_settings, unused_keys, used_recipes
 from gpu_worker.models.gguf.header import GgufHeader
-from gpu_worker.models.gguf.positions import rope_parameters
+from gpu_worker.models.gguf.positions import near_positions, rope_parameters
 from gpu_worker.models.gguf.recipes import Family, Join, Recipe
 from octavo.request.errors import BadModel
 
@@ -28,12 +28,11 @@ LAYERS_WITH_KEYS = 20  # of all Gemma 3n that were published
 
 def read_gemma3n(header: GgufHeader) -> Family:
     shared = header.integer("attention.shared_kv_layers", max(0, header.layers - LAYERS_WITH_KEYS))
-    near = {"rope_type": "default", "rope_theta": header.number("rope.freq_base_swa", 10000.0)}
     streams = header.integer("altup.num_inputs")
     config = shared_settings(header, shared) | {
         "model_type": "gemma3n_text",
         "intermediate_size": [header.shape(f"blk.{layer}.ffn_down.weight")[-1] for layer in range(header.layers)],
-        "rope_parameters": {"full_attention": rope_parameters(header), "sliding_attention": near},
+        "rope_parameters": {"full_attention": rope_parameters(header), "sliding_attention": near_positions(header)},
         "final_logit_softcapping": header.number("final_logit_softcapping", 30.0),
         "altup_num_inputs": streams,
         "altup_active_idx": header.integer("altup.active_idx"),

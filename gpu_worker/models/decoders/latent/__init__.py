@@ -1,0 +1,1 @@
+"""Latent attention (MLA): one vector for each token and layer, from which all heads have their keys and values."""

@@ -1,0 +1,1 @@
+"""Models in whose prompts pictures stand."""
