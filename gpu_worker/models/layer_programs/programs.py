@@ -102,7 +102,9 @@ class LayerPrograms:
         self._arena: Sequence[Tensor] | None = None
         self._runs = False
         base = cast("Any", model).base_model
-        self._rotated = max((2 * len(each.inv_freq) for each in base.children() if hasattr(each, "inv_freq")), default=0)
+        self._rotated = max(
+            (2 * len(each.inv_freq) for each in base.children() if hasattr(each, "inv_freq")), default=0
+        )
         self._kept = StateParts(state)
         self._hidden = int(cast("Any", model).config.get_text_config().hidden_size)
         self._recipe: Recipe | None = None
