@@ -1,13 +1,13 @@
 """Which blocks hold which prefixes, and in what order the idle ones are given up.
 
-A block is *known* once its hash is registered, which is when it is full; the content of a known block never changes. While some
-table has it, other tables can share it. When no table has it, it is *idle*: it can still be shared, and it is evicted
-when a free block is needed. Blocks are evicted in the order in which they became idle. A table gives its last block
-back first, so the deepest blocks of a prefix go before those that more prompts have in common. A hash may be *kept*:
-its block is evicted only where no other block is idle. A hash of a *standby*, the history of a sequence that another
-worker runs, comes between: its block is evicted after those that nobody asked to keep, and before the kept ones.
-A *tail*, the last block of such a history, is known and not full. No table shares it, so nobody is told of it, and it
-is never copied to the host pool.
+A block is *known* once its hash is registered, which is when it is full; the content of a known block never changes.
+While some table has it, other tables can share it. When no table has it, it is *idle*: it can still be shared, and it
+is evicted when a free block is needed. Blocks are evicted in the order in which they became idle. A table gives its
+last block back first, so the deepest blocks of a prefix go before those that more prompts have in common. A hash may be
+*kept*: its block is evicted only where no other block is idle. A hash of a *standby*, the history of a sequence that
+another worker runs, comes between: its block is evicted after those that nobody asked to keep, and before the kept
+ones. A *tail*, the last block of such a history, is known and not full. No table shares it, so nobody is told of it,
+and it is never copied to the host pool.
 
 A block may have a copy in the host pool (`HostTier` makes it), which stays when the device block is evicted. Routers
 are told where a prefix can be hit: on the device if it is there, else in the host pool.

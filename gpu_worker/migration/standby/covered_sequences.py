@@ -102,7 +102,7 @@ class CoveredSequences:
         )
 
     def next_tail(self, buddy: Incarnation) -> tuple[HistoryKey, CoveredBranch] | None:
-        """The history of a buddy that was asked for a tail the longest ago, of those that it has almost all blocks of."""
+        """Of the histories of which a buddy has almost all blocks, the one that was asked for a tail the longest ago."""
         found = [
             (HistoryKey(seq_id, epoch, index), branch)
             for (seq_id, epoch), sequence in self._sequences.items()

@@ -51,7 +51,7 @@ class KeepChange(NamedTuple):
 
 
 class KeptHistories:
-    """A table in memory: at most `most_blocks` different blocks, tails among them, which several histories may share."""
+    """A table in memory: at most `most_blocks` different blocks and tails, which several histories may share."""
 
     def __init__(self, most_blocks: int) -> None:
         self._most_blocks = most_blocks
@@ -103,7 +103,7 @@ class KeptHistories:
         return table.histories.get(key) if table is not None and table.number == number else None
 
     def set_tail(self, kept: KeptHistory, tail: BlockHash) -> list[BlockHash]:
-        """Gives a history another tail, or none if there is no room. Returns the one before, if no other history has it."""
+        """Gives a history another tail, or none without room. Returns the one before, if no other history has it."""
         change = KeepChange([], [])
         self.end_tail(kept, change)
         if tail in self._uses or len(self._uses) < self._most_blocks:

@@ -207,10 +207,9 @@ async def test_a_tail_that_comes_after_its_history_has_ended_is_not_kept(pair: W
 async def test_a_stream_without_tails_leaves_the_turn_to_others(pair: WorkerPair) -> None:
     scored = replace(LONG, logprobs=0)
     first = await pair.run(scored, prompt=PROMPT)
-    await until(lambda: pair.a.worker.standby_owner.sequences.num_held_blocks >= 25)
     second = await pair.run(LONG, prompt=PROMPT[1:])
-    cache = pair.b.worker.workload.tables.cache
-    await until(lambda: bool(cache.tails))
+    covered = pair.a.worker.standby_owner.sequences._sequences
+    await until(lambda: sum(each.branches[0].tail_at > 0 for each in covered.values()) == 2)
     await pair.check_end(first, scored, prompt=PROMPT)
     await pair.check_end(second, LONG, prompt=PROMPT[1:])
 
