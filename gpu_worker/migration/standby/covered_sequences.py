@@ -102,7 +102,7 @@ class CoveredSequences:
         )
 
     def next_tail(self, buddy: Incarnation) -> tuple[HistoryKey, CoveredBranch] | None:
-        """Of the histories of which a buddy has almost all blocks, the one that was asked for a tail the longest ago."""
+        """Of the histories that a buddy has almost all blocks of, the one that was asked for a tail the longest ago."""
         found = [
             (HistoryKey(seq_id, epoch, index), branch)
             for (seq_id, epoch), sequence in self._sequences.items()
