@@ -1,7 +1,7 @@
 """Kimi Linear: delta nets whose memory fades channel by channel, latent attention without positions, and experts.
 
-Files have the matrix that expands a latent into keys and values in two: that of keys the other way round, as it is
-multiplied with queries.
+The halves of the matrix that expands a latent, which architectures/latent.py says more about, are joined again: these
+models run through Transformers.
 """
 
 from collections.abc import Sequence
