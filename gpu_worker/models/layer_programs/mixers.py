@@ -102,9 +102,9 @@ def write_mamba1(recipe: Recipe, mixer: Any, inputs: Slice, kept: StateParts, ti
     _expect_silu(mixer.activation)
     values = _convolve(recipe, mixer.conv1d, mixed, True, kept)
     narrow, keys, queries = parts(recipe.linear(mixer.x_proj, values), rank, state, state)
-    for name, given in (("dt_layernorm", narrow), ("b_layernorm", keys), ("c_layernorm", queries)):
+    for name, normed in (("dt_layernorm", narrow), ("b_layernorm", keys), ("c_layernorm", queries)):
         if hasattr(mixer, name):
-            write_norm(recipe, getattr(mixer, name), given, given)
+            write_norm(recipe, getattr(mixer, name), normed, normed)
     steps = recipe.linear(mixer.dt_proj, narrow, biased=False)
     read, rates = recipe.take(inner), -mixer.A_log.detach().float().exp()
     given = (rates, vector(mixer.dt_proj.bias), vector(mixer.D), kept.place("mamba1", inner, state, 1))
