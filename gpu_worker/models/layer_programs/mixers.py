@@ -5,13 +5,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gpu_worker.models.layer_programs.recipe import Recipe, Slice, StateParts, UnknownLayer, parts, vector
+from gpu_worker.models.layer_programs.recipe import LayerRecipe, Slice, StateParts, UnknownLayer, parts, vector
 
 L2_EPS = 1e-6  # of queries and keys of delta rules, in Transformers' code
 CENTERED = ("Qwen3_5RMSNorm", "Qwen3_5MoeRMSNorm", "Qwen3NextRMSNorm")  # whose weights lack one
 
 
-def write_norm(recipe: Recipe, norm: Any, inputs: Slice, to: Slice) -> None:
+def write_norm(recipe: LayerRecipe, norm: Any, inputs: Slice, to: Slice) -> None:
     """Of each `weight` numbers."""
     kind = type(norm).__name__
     if not kind.endswith("RMSNorm"):
@@ -20,7 +20,7 @@ def write_norm(recipe: Recipe, norm: Any, inputs: Slice, to: Slice) -> None:
     recipe.do("norm", to, inputs, weight, _eps(norm), len(weight))
 
 
-def write_short_convolution(recipe: Recipe, mixer: Any, inputs: Slice, kept: StateParts, times: float) -> None:
+def write_short_convolution(recipe: LayerRecipe, mixer: Any, inputs: Slice, kept: StateParts, times: float) -> None:
     """LFM2's: inputs with one gate are convolved, with another one they leave."""
     projected = recipe.linear(mixer.in_proj, inputs)
     entering, leaving, values = parts(projected, *[projected[3] // 3] * 3)
@@ -30,7 +30,7 @@ def write_short_convolution(recipe: Recipe, mixer: Any, inputs: Slice, kept: Sta
     recipe.add_linear(mixer.out_proj, convolved, times)
 
 
-def write_delta(recipe: Recipe, mixer: Any, inputs: Slice, kept: StateParts, times: float) -> None:
+def write_delta(recipe: LayerRecipe, mixer: Any, inputs: Slice, kept: StateParts, times: float) -> None:
     """A gated delta net of Qwen3.5 or Qwen3-Next."""
     heads, key_heads, key_dim, value_dim = (
         getattr(mixer, name) for name in ("num_v_heads", "num_k_heads", "head_k_dim", "head_v_dim")
@@ -45,7 +45,7 @@ def write_delta(recipe: Recipe, mixer: Any, inputs: Slice, kept: StateParts, tim
     _expect_silu(mixer.activation)
     mixed = _convolve(recipe, mixer.conv1d, mixed, True, kept)
     queries, keys, values = parts(mixed, key_heads * key_dim, key_heads * key_dim, heads * value_dim)
-    read, rates = recipe.take(heads * value_dim), -mixer.A_log.detach().float().exp()
+    read, rates = recipe.take_numbers(heads * value_dim), -mixer.A_log.detach().float().exp()
     place, sizes = kept.place("delta", heads, key_dim, value_dim), (heads, key_heads, key_dim, value_dim)
     given = (rates, vector(mixer.dt_bias), L2_EPS, sizes, place)
     recipe.do("delta", read, queries, keys, values, fades, betas, *given)
@@ -53,7 +53,7 @@ def write_delta(recipe: Recipe, mixer: Any, inputs: Slice, kept: StateParts, tim
     recipe.add_linear(mixer.out_proj, read, times)
 
 
-def _ordered(recipe: Recipe, mixer: Any, inputs: Slice) -> tuple[Slice, Slice, Slice, Slice]:
+def _ordered(recipe: LayerRecipe, mixer: Any, inputs: Slice) -> tuple[Slice, Slice, Slice, Slice]:
     """What Qwen3-Next projects by heads of keys: queries, keys and values; gates; betas; fades."""
     wide, narrow = recipe.linear(mixer.in_proj_qkvz, inputs), recipe.linear(mixer.in_proj_ba, inputs)
     numbers = (torch.arange(each[3])[None, None] for each in (wide, narrow))
@@ -61,14 +61,14 @@ def _ordered(recipe: Recipe, mixer: Any, inputs: Slice) -> tuple[Slice, Slice, S
 
     def taken(source: Slice, *orders: Tensor) -> Slice:
         order = torch.cat(orders)
-        to = recipe.take(len(order))
+        to = recipe.take_numbers(len(order))
         recipe.do("take", to, source, order)
         return to
 
     return taken(wide, *found[:3]), taken(wide, found[3]), taken(narrow, found[4]), taken(narrow, found[5])
 
 
-def write_mamba2(recipe: Recipe, mixer: Any, inputs: Slice, kept: StateParts, times: float) -> None:
+def write_mamba2(recipe: LayerRecipe, mixer: Any, inputs: Slice, kept: StateParts, times: float) -> None:
     """Of Granite 4, Bamba, Nemotron-H, Falcon-H1."""
     heads, groups, state = mixer.num_heads, mixer.n_groups, mixer.ssm_state_size
     inner, value_dim = heads * mixer.head_dim, mixer.head_dim
@@ -82,7 +82,7 @@ def write_mamba2(recipe: Recipe, mixer: Any, inputs: Slice, kept: StateParts, ti
     _expect_silu(mixer.activation)
     mixed = _convolve(recipe, mixer.conv1d, mixed, True, kept)
     values, keys, queries = parts(mixed, inner, groups * state, groups * state)
-    read, space = recipe.take(inner), recipe.take(inner)
+    read, space = recipe.take_numbers(inner), recipe.take_numbers(inner)
     place, sizes = kept.place("mamba2", heads, state, value_dim), (heads, groups, state, value_dim)
     given = (-mixer.A_log.detach().float().exp(), vector(mixer.dt_bias), vector(mixer.D), *mixer.time_step_limit)
     recipe.do("mamba2", read, queries, keys, values, fades, space, *given, sizes, place)
@@ -95,7 +95,7 @@ def write_mamba2(recipe: Recipe, mixer: Any, inputs: Slice, kept: StateParts, ti
     recipe.add_linear(mixer.out_proj, read, times)
 
 
-def write_mamba1(recipe: Recipe, mixer: Any, inputs: Slice, kept: StateParts, times: float) -> None:
+def write_mamba1(recipe: LayerRecipe, mixer: Any, inputs: Slice, kept: StateParts, times: float) -> None:
     """Of Jamba, which norms what decides on steps and reads, and of Mamba 1."""
     inner, state, rank = mixer.intermediate_size, mixer.ssm_state_size, mixer.time_step_rank
     mixed, gates = parts(recipe.linear(mixer.in_proj, inputs), inner, inner)
@@ -106,7 +106,7 @@ def write_mamba1(recipe: Recipe, mixer: Any, inputs: Slice, kept: StateParts, ti
         if hasattr(mixer, name):
             write_norm(recipe, getattr(mixer, name), normed, normed)
     steps = recipe.linear(mixer.dt_proj, narrow, biased=False)
-    read, rates = recipe.take(inner), -mixer.A_log.detach().float().exp()
+    read, rates = recipe.take_numbers(inner), -mixer.A_log.detach().float().exp()
     given = (rates, vector(mixer.dt_proj.bias), vector(mixer.D), kept.place("mamba1", inner, state, 1))
     recipe.do("mamba1", read, queries, keys, values, steps, *given)
     recipe.do("silu_mul", read, gates, read)
@@ -114,7 +114,7 @@ def write_mamba1(recipe: Recipe, mixer: Any, inputs: Slice, kept: StateParts, ti
 
 
 def write_attention(
-    recipe: Recipe, mixer: Any, inputs: Slice, layer: int, rotated: int, heads: tuple[int, int], times: float
+    recipe: LayerRecipe, mixer: Any, inputs: Slice, layer: int, rotated: int, heads: tuple[int, int], times: float
 ) -> None:
     """`heads` are those of keys, and their dimensions. Queries may come with gates of what they read."""
     num_kv_heads, dim = heads
@@ -123,7 +123,7 @@ def write_attention(
     width, gates = out.in_features, None
     if queries[3] == 2 * width:
         order = torch.arange(2 * width).view(-1, 2, dim)
-        projected, queries, gates = queries, recipe.take(width), recipe.take(width)
+        projected, queries, gates = queries, recipe.take_numbers(width), recipe.take_numbers(width)
         recipe.do("take", queries, projected, order[:, 0].flatten().contiguous())
         recipe.do("take", gates, projected, order[:, 1].flatten().contiguous())
     if queries[3] != width or keys[3] != num_kv_heads * dim or values[3] != keys[3]:
@@ -133,14 +133,14 @@ def write_attention(
             write_norm(recipe, norm, slices, slices)
     if (multiplier := getattr(mixer, "key_multiplier", 1)) != 1:
         recipe.do("scale", keys, torch.tensor([multiplier]))
-    read = recipe.take(width)
+    read = recipe.take_numbers(width)
     recipe.do("attend", read, queries, keys, values, layer, dim, rotated, float(mixer.scaling))
     if gates is not None:
         recipe.do("sigmoid_mul", read, gates, read)
     recipe.add_linear(out, read, times)
 
 
-def write_mlp(recipe: Recipe, mlp: Any, inputs: Slice, times: float) -> None:
+def write_mlp(recipe: LayerRecipe, mlp: Any, inputs: Slice, times: float) -> None:
     if hasattr(mlp, "input_linear"):
         both = recipe.linear(mlp.input_linear, inputs)
         gate, up = parts(both, both[3] // 2, both[3] // 2)
@@ -157,8 +157,8 @@ def write_mlp(recipe: Recipe, mlp: Any, inputs: Slice, times: float) -> None:
     recipe.add_linear(down, gate, times * getattr(mlp, "down_multiplier", 1))
 
 
-def _convolve(recipe: Recipe, layer: Any, inputs: Slice, silu: bool, kept: StateParts) -> Slice:
-    taps, to = vector(layer.weight.squeeze(1).T), recipe.take(inputs[3])
+def _convolve(recipe: LayerRecipe, layer: Any, inputs: Slice, silu: bool, kept: StateParts) -> Slice:
+    taps, to = vector(layer.weight.squeeze(1).T), recipe.take_numbers(inputs[3])
     bias = None if layer.bias is None else vector(layer.bias)
     recipe.do("convolve", to, inputs, taps, bias, silu, kept.place("inputs", len(taps) - 1, inputs[3]))
     return to

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from gpu_worker.models.layer_programs import mixers
-from gpu_worker.models.layer_programs.recipe import Recipe, Slice, StateParts, UnknownLayer
+from gpu_worker.models.layer_programs.recipe import LayerRecipe, Slice, StateParts, UnknownLayer
 from gpu_worker.ops import Ops, TokenBatch
 from gpu_worker.ops.kv_format import paged_as
 from gpu_worker.ops.native_cpu import NativeCpuOps
@@ -23,7 +23,7 @@ from gpu_worker.ops.state_format import StateShape
 log = logging.getLogger(__name__)
 
 PROGRAM_BITS = 1  # rises when programs compute other bits than before
-Write = Callable[[Recipe, Any, Slice, StateParts, float], None]
+Write = Callable[[LayerRecipe, Any, Slice, StateParts, float], None]
 MIXERS: Mapping[str, Write] = {
     "Lfm2ShortConv": mixers.write_short_convolution,
     "Lfm2MoeShortConv": mixers.write_short_convolution,
@@ -107,8 +107,8 @@ class LayerPrograms:
         )
         self._kept = StateParts(state)
         self._hidden = int(cast("Any", model).config.get_text_config().hidden_size)
-        self._recipe: Recipe | None = None
-        self._recipes: list[Recipe] = []
+        self._recipe: LayerRecipe | None = None
+        self._recipes: list[LayerRecipe] = []
         written = [(layer, self._write(index, layer)) for index, layer in enumerate(base.layers)]
         self._kept.end()
         programs = {id(recipe): recipe.program() for recipe in self._recipes}
@@ -143,7 +143,7 @@ class LayerPrograms:
         recipe = self._open(steps)
         times = float(getattr(layer, kind.times)) if kind.times else 1.0
         with recipe.space():
-            normed = recipe.take(self._hidden)
+            normed = recipe.take_numbers(self._hidden)
             mixers.write_norm(recipe, getattr(layer, kind.norm), recipe.states, normed)
             for name in kind.mixers:
                 mixer = getattr(layer, name, None)
@@ -160,7 +160,7 @@ class LayerPrograms:
         experts = getattr(layer, kind.experts, None) if kind.experts else None
         if type(mlp).__name__ in MLPS and experts is None:
             with recipe.space():
-                normed = recipe.take(self._hidden)
+                normed = recipe.take_numbers(self._hidden)
                 mixers.write_norm(recipe, norm, recipe.states, normed)
                 mixers.write_mlp(recipe, mlp, normed, times)
         else:
@@ -168,15 +168,15 @@ class LayerPrograms:
             steps.append(_own_mlp(norm, [mlp] if experts is None else [experts, mlp], times))
         return steps
 
-    def _open(self, steps: list[Any]) -> Recipe:
+    def _open(self, steps: list[Any]) -> LayerRecipe:
         """The recipe that the layer before has left open, or a new one."""
         if self._recipe is None:
-            self._recipe = Recipe(self._ops.extension, self._hidden)
+            self._recipe = LayerRecipe(self._ops.extension, self._hidden)
             self._recipes.append(self._recipe)
             steps.append(self._recipe)
         return self._recipe
 
-    def _write_mixer(self, recipe: Recipe, index: int, mixer: Any, normed: Slice, times: float) -> None:
+    def _write_mixer(self, recipe: LayerRecipe, index: int, mixer: Any, normed: Slice, times: float) -> None:
         name = type(mixer).__name__
         if name in MIXERS:
             MIXERS[name](recipe, mixer, normed, self._kept, times)

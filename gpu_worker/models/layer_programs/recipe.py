@@ -21,7 +21,7 @@ class UnknownLayer(Exception):
     """A layer is none that a program can run; its text says what."""
 
 
-class Recipe:
+class LayerRecipe:
     """The operations of a program in their order. Their tensors and weights live as long as this does."""
 
     def __init__(self, extension: ModuleType, hidden: int) -> None:
@@ -31,7 +31,7 @@ class Recipe:
         self._place = self._width = 0
         self._operations: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
 
-    def take(self, count: int) -> Slice:
+    def take_numbers(self, count: int) -> Slice:
         """New numbers, until the end of `space`."""
         apart = -(-count // LINE) * LINE
         apart += LINE if apart % CROWDED == 0 else 0
@@ -58,7 +58,7 @@ class Recipe:
         if isinstance(module, PackedLinear):
             weight, bias = module.matrix.weight, module.bias
             if module.inputs is not None:
-                taken = self.take(len(module.inputs))
+                taken = self.take_numbers(len(module.inputs))
                 self.do("take", taken, inputs, module.inputs)
                 inputs = taken
         elif type(module) is nn.Linear and module.weight.dtype == torch.float32:
@@ -67,7 +67,7 @@ class Recipe:
             bias = None if module.bias is None else module.bias.detach()
         else:
             raise UnknownLayer(f"a matrix in a {type(module).__name__}")
-        outputs = self.take(weight.rows) if to is None else to
+        outputs = self.take_numbers(weight.rows) if to is None else to
         self.do("linear", outputs, inputs, weight, bias if biased else None, accumulate=accumulate)
         return outputs
 
