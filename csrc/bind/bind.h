@@ -23,6 +23,7 @@ BlockSparse block_sparse(const std::vector<std::int64_t>& given);
 
 void bind_cache(pybind11::module_& module);
 void bind_weights(pybind11::module_& module);
+void bind_layer_program(pybind11::module_& module);
 void bind_llama(pybind11::module_& module);
 void bind_attention_plan(pybind11::module_& module);
 void bind_part_sum(pybind11::module_& module);

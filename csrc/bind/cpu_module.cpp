@@ -73,6 +73,7 @@ PYBIND11_MODULE(_C_cpu, module) {
     octavo::ref::bind_ops(reference);
     octavo::bind::bind_team(module);
     octavo::bind::bind_llama(module);
+    octavo::bind::bind_layer_program(module);
     auto sums = module.def_submodule("part_sum", "The checksum of a block that travels in parts.");
     octavo::bind::bind_part_sum(sums);
     auto inside = module.def_submodule("inside", "Functions for tests alone.");

@@ -83,6 +83,62 @@ void silu_mul(const float* gate, const float* up, std::int64_t count, float* out
     }
 }
 
+inline F8 sigmoid8(F8 x) { return div8(set8(1.0F), add8(set8(1.0F), exp8(sub8(zero8(), x)))); }
+
+// log(1 + e^x) by log((1 + s) / (1 - s)), where s is at most a third.
+inline F8 softplus8(F8 x) {
+    const F8 e = exp8(sub8(zero8(), max8(x, sub8(zero8(), x)))), s = div8(e, add8(set8(2.0F), e)), square = mul8(s, s);
+    F8 sum = set8(1.0F / 17.0F);
+    for (int odd = 15; odd > 0; odd -= 2) {
+        sum = fma8(sum, square, set8(1.0F / static_cast<float>(odd)));
+    }
+    return fma8(add8(s, s), sum, max8(x, zero8()));
+}
+
+// Calls body(load, store) for eight numbers at a time, or for those that are left at the end.
+template <typename Body>
+inline void by_eights(std::int64_t count, const Body& body) {
+    std::int64_t i = 0;
+    for (; i + 8 <= count; i += 8) {
+        body([i](const float* p) { return load8(p + i); }, [i](float* p, F8 x) { store8(p + i, x); });
+    }
+    if (i < count) {
+        body([i, count](const float* p) { return load8_some(p + i, count - i); },
+             [i, count](float* p, F8 x) {
+                 float some[8];
+                 store8(some, x);
+                 std::memcpy(p + i, some, static_cast<std::size_t>(count - i) * 4);
+             });
+    }
+}
+
+void sigmoid_mul(const float* gate, const float* x, std::int64_t count, float* out) {
+    by_eights(count, [&](auto load, auto store) { store(out, mul8(sigmoid8(load(gate)), load(x))); });
+}
+
+void fade(const float* x, const float* bias, const float* rates, float low, float high, std::int64_t count,
+          float* steps, float* decays) {
+    by_eights(count, [&](auto load, auto store) {
+        const F8 step = max8(set8(low), min8(set8(high), softplus8(add8(load(x), load(bias)))));
+        store(steps, step);
+        if (rates != nullptr) {
+            store(decays, exp8(mul8(load(rates), step)));
+        }
+    });
+}
+
+void convolve(const float* const* seen, const float* taps, std::int64_t apart, std::int64_t width, const float* bias,
+              bool silu, std::int64_t count, float* out) {
+    by_eights(count, [&](auto load, auto store) {
+        F8 sum = mul8(load(seen[0]), load(taps));
+        for (std::int64_t j = 1; j < width; ++j) {
+            sum = fma8(load(seen[j]), load(taps + j * apart), sum);
+        }
+        sum = bias == nullptr ? sum : add8(sum, load(bias));
+        store(out, silu ? silu8(sum) : sum);
+    });
+}
+
 inline F8 clamped_swiglu8(F8 gate, F8 up, float alpha, float limit) {
     const F8 g = min8(set8(limit), gate), u = max8(set8(-limit), min8(set8(limit), up));
     const F8 open = div8(g, add8(set8(1.0F), exp8(mul8(set8(-alpha), g))));

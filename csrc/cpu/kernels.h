@@ -123,7 +123,8 @@ struct AttentionItem {
     float* partial;
 };
 
-// Tokens that read and change a matrix of each head, one after another; all dense (octavo/api.h, linear_recurrence).
+// Tokens that read and change a matrix of each head, one after another (octavo/api.h, linear_recurrence). What belongs
+// to a token is dense, and that of the next one begins `..._apart` floats later.
 struct RecurrenceJob {
     float* out;
     float* state;
@@ -131,9 +132,20 @@ struct RecurrenceJob {
     const float* rates;  // null: no delta rule
     std::int64_t tokens, heads, key_heads, group, key_dim, value_dim;
     bool decay_per_key;
+    std::int64_t queries_apart, keys_apart, values_apart, decays_apart, rates_apart, out_apart;
 };
 
-constexpr std::int64_t kRecurringColumns = 32;  // of a matrix, in registers side by side
+// Channels of Mamba 1, each of which has `dim` numbers: a token fades them by exp(rates * step), adds keys * step *
+// value, and reads them by its queries; what is read has skip * value added. A token's numbers begin `..._apart` floats
+// behind those of the one before.
+struct ScanJob {
+    float *out, *state;           // [count], [count, dim]
+    const float *queries, *keys;  // [dim]
+    const float *values, *steps;  // [count]
+    const float *rates, *skips;   // [count, dim], [count]
+    std::int64_t tokens, count, dim;
+    std::int64_t out_apart, queries_apart, keys_apart, values_apart, steps_apart;
+};
 
 struct Kernels {
     Isa isa;
@@ -161,10 +173,19 @@ struct Kernels {
                            std::int64_t count);  // lowest index of the maximum; of a NaN if there is one
     // y[i] += sum over k of low[k] * b[k, first + i], for i below `count`. b is plain. The order is that of k.
     void (*add_low_rank)(const Weight& b, std::int64_t first, std::int64_t count, const float* low, float* y);
-    // All tokens, for some columns of one head's matrix. `scratch`: 8 * key_dim floats.
+    // All tokens, for some columns of one head's matrix. `scratch`: 8 * key_dim + count floats.
     void (*recur)(const RecurrenceJob& job, std::int64_t head, std::int64_t first, std::int64_t count, float* scratch);
     // All tokens, for some heads whose matrices have one column, without a delta rule.
     void (*recur_lines)(const RecurrenceJob& job, std::int64_t first_head, std::int64_t end_head);
+    void (*scan)(const ScanJob& job);
+    // out[i] = the sum over j, in that order, of seen[j][i] * taps[j * apart + i], and bias[i] unless it is null; silu
+    // of that if wanted.
+    void (*convolve)(const float* const* seen, const float* taps, std::int64_t apart, std::int64_t width,
+                     const float* bias, bool silu, std::int64_t count, float* out);
+    void (*sigmoid_mul)(const float* gate, const float* x, std::int64_t count, float* out);
+    // steps = softplus(x + bias), not below `low` nor above `high`; decays = exp(rates * steps), unless rates are null.
+    void (*fade)(const float* x, const float* bias, const float* rates, float low, float high, std::int64_t count,
+                 float* steps, float* decays);
 };
 
 const Kernels* emulated_kernels();  // each is there if its instruction set was built (instruction_sets.cmake)

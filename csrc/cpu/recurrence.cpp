@@ -50,7 +50,7 @@ void linear_recurrence(const TensorRef& out, const TensorRef& state, const Tenso
     if (out.size() == 0) {
         return;
     }
-    const std::int64_t heads = state.shape[0], columns = state.shape[2];
+    const std::int64_t heads = state.shape[0], columns = state.shape[2], narrow = keys.shape[1] * keys.shape[2];
     const RecurrenceJob job{const_cast<float*>(out.as<float>()),
                             const_cast<float*>(state.as<float>()),
                             queries.as<float>(),
@@ -64,7 +64,13 @@ void linear_recurrence(const TensorRef& out, const TensorRef& state, const Tenso
                             heads / keys.shape[1],
                             state.shape[1],
                             columns,
-                            decays.ndim == 3};
+                            decays.ndim == 3,
+                            narrow,
+                            narrow,
+                            heads * columns,
+                            decays.ndim == 3 ? heads * keys.shape[2] : heads,
+                            heads,
+                            heads * columns};
     Pool::instance().run([&](PoolThread& thread) {
         if (columns == 1 && job.rates == nullptr) {
             thread.each((heads + kLines - 1) / kLines, [&](std::int64_t i) {
@@ -76,7 +82,7 @@ void linear_recurrence(const TensorRef& out, const TensorRef& state, const Tenso
         thread.each(heads * shares, [&](std::int64_t i) {
             const std::int64_t first = i % shares * kColumns;
             kernels().recur(job, i / shares, first, std::min(kColumns, columns - first),
-                            thread.scratch(8 * job.key_dim));
+                            thread.scratch(8 * job.key_dim + kColumns));
         });
     });
 }

@@ -10,18 +10,56 @@ struct RecurringToken {
 };
 
 inline RecurringToken token_of(const RecurrenceJob& job, std::int64_t token, std::int64_t head) {
-    const std::int64_t row = token * job.heads + head, narrow = token * job.key_heads + head / job.group;
+    const std::int64_t narrow = head / job.group * job.key_dim, wide = head * job.value_dim;
     const std::int64_t fades = job.decay_per_key ? job.key_dim : 1;
-    return {job.queries + narrow * job.key_dim,        job.keys + narrow * job.key_dim,
-            job.values + row * job.value_dim,          job.decays + row * fades,
-            job.rates == nullptr ? 0 : job.rates[row], job.out + row * job.value_dim};
+    return {job.queries + token * job.queries_apart + narrow,
+            job.keys + token * job.keys_apart + narrow,
+            job.values + token * job.values_apart + wide,
+            job.decays + token * job.decays_apart + head * fades,
+            job.rates == nullptr ? 0 : job.rates[token * job.rates_apart + head],
+            job.out + token * job.out_apart + wide};
+}
+
+// Columns of a matrix in registers side by side.
+#if defined(__AVX512VL__)
+constexpr std::int64_t kRecurringColumns = 64;
+#else
+constexpr std::int64_t kRecurringColumns = 32;
+#endif
+constexpr std::int64_t kKnownColumns = 128;  // where they are read alone, for one token: whole rows, as memory likes
+
+// What the faded columns of a matrix give for the key.
+template <int kRegisters>
+inline void sum_known(const RecurringToken& t, std::int64_t fades, std::int64_t rows, const float* state,
+                      std::int64_t stride, F8* known) {
+    for (int r = 0; r < kRegisters; ++r) {
+        known[r] = zero8();
+    }
+    for (std::int64_t k = 0; k < rows; ++k) {
+        const F8 fading = mul8(set8(t.decay[k * fades]), set8(t.key[k]));
+        const float* row = state + k * stride;
+        for (int r = 0; r < kRegisters; ++r) {
+            known[r] = fma8(load8(row + 8 * r), fading, known[r]);
+        }
+    }
+}
+
+template <int kRegisters>
+inline void store_known(const RecurringToken& t, std::int64_t fades, std::int64_t rows, const float* state,
+                        std::int64_t stride, float* to) {
+    F8 known[kRegisters];
+    sum_known<kRegisters>(t, fades, rows, state, stride, known);
+    for (int r = 0; r < kRegisters; ++r) {
+        store8(to + 8 * r, known[r]);
+    }
 }
 
 // Columns of a head's matrix side by side in registers, whose rows lie `stride` floats apart. What a token adds is
-// known when the sum of the first pass is, by the delta rule; without it there is no first pass.
+// known when the sum of the first pass is, by the delta rule; without it there is no first pass. `given`: that sum, or
+// null.
 template <int kRegisters, bool kDelta>
 inline void recur_token(const RecurringToken& t, std::int64_t fades, std::int64_t rows, float* state,
-                        std::int64_t stride, const F8* values, F8* outputs) {
+                        std::int64_t stride, const float* given, const F8* values, F8* outputs) {
     F8 added[kRegisters], sums[kRegisters];
     for (int r = 0; r < kRegisters; ++r) {
         added[r] = values[r];
@@ -29,17 +67,11 @@ inline void recur_token(const RecurringToken& t, std::int64_t fades, std::int64_
     }
     if (kDelta) {
         F8 known[kRegisters];
-        for (int r = 0; r < kRegisters; ++r) {
-            known[r] = zero8();
-        }
-        for (std::int64_t k = 0; k < rows; ++k) {
-            const F8 fading = mul8(set8(t.decay[k * fades]), set8(t.key[k]));
-            const float* row = state + k * stride;
-            for (int r = 0; r < kRegisters; ++r) {
-                known[r] = fma8(load8(row + 8 * r), fading, known[r]);
-            }
+        if (given == nullptr) {
+            sum_known<kRegisters>(t, fades, rows, state, stride, known);
         }
         for (int r = 0; r < kRegisters; ++r) {
+            known[r] = given == nullptr ? known[r] : load8(given + 8 * r);
             added[r] = mul8(sub8(added[r], known[r]), set8(t.rate));
         }
     }
@@ -60,14 +92,15 @@ inline void recur_token(const RecurringToken& t, std::int64_t fades, std::int64_
 // Columns [first, first + count) of a head's matrix, which begin at `state`: 8 kRegisters of them, or fewer than 8.
 template <int kRegisters, bool kDelta>
 inline void recur_columns(const RecurrenceJob& job, std::int64_t head, std::int64_t first, std::int64_t count,
-                          float* state, std::int64_t stride) {
+                          float* state, std::int64_t stride, const float* given) {
     for (std::int64_t token = 0; token < job.tokens; ++token) {
         const RecurringToken t = token_of(job, token, head);
         F8 values[kRegisters], outputs[kRegisters];
         for (int r = 0; r < kRegisters; ++r) {
             values[r] = count < 8 ? load8_some(t.value + first, count) : load8(t.value + first + 8 * r);
         }
-        recur_token<kRegisters, kDelta>(t, job.decay_per_key ? 1 : 0, job.key_dim, state, stride, values, outputs);
+        recur_token<kRegisters, kDelta>(t, job.decay_per_key ? 1 : 0, job.key_dim, state, stride, given, values,
+                                        outputs);
         if (count < 8) {
             float some[8];
             store8(some, outputs[0]);
@@ -118,13 +151,26 @@ void recur_lines(const RecurrenceJob& job, std::int64_t first_head, std::int64_t
 
 template <bool kDelta>
 void recur_some(const RecurrenceJob& job, std::int64_t head, std::int64_t first, std::int64_t count, float* scratch) {
-    float* state = job.state + head * job.key_dim * job.value_dim + first;
+    float *state = job.state + head * job.key_dim * job.value_dim + first, *known = scratch + 8 * job.key_dim;
+    const bool once = kDelta && job.tokens == 1;  // the matrix comes from memory, and is read in its order
     std::int64_t i = 0;
+    if (once) {
+        const RecurringToken t = token_of(job, 0, head);
+        const std::int64_t fades = job.decay_per_key ? 1 : 0;
+        for (; i + kKnownColumns <= count; i += kKnownColumns) {
+            store_known<kKnownColumns / 8>(t, fades, job.key_dim, state + i, job.value_dim, known + i);
+        }
+        for (; i + 8 <= count; i += 8) {
+            store_known<1>(t, fades, job.key_dim, state + i, job.value_dim, known + i);
+        }
+        i = 0;
+    }
     for (; i + kRecurringColumns <= count; i += kRecurringColumns) {
-        recur_columns<kRecurringColumns / 8, kDelta>(job, head, first + i, kRecurringColumns, state + i, job.value_dim);
+        recur_columns<kRecurringColumns / 8, kDelta>(job, head, first + i, kRecurringColumns, state + i, job.value_dim,
+                                                     once ? known + i : nullptr);
     }
     for (; i + 8 <= count; i += 8) {
-        recur_columns<1, kDelta>(job, head, first + i, 8, state + i, job.value_dim);
+        recur_columns<1, kDelta>(job, head, first + i, 8, state + i, job.value_dim, once ? known + i : nullptr);
     }
     if (i == count) {
         return;
@@ -132,7 +178,7 @@ void recur_some(const RecurrenceJob& job, std::int64_t head, std::int64_t first,
     for (std::int64_t k = 0; k < job.key_dim; ++k) {
         store8(scratch + 8 * k, load8_some(state + k * job.value_dim + i, count - i));
     }
-    recur_columns<1, kDelta>(job, head, first + i, count - i, scratch, 8);
+    recur_columns<1, kDelta>(job, head, first + i, count - i, scratch, 8, nullptr);
     for (std::int64_t k = 0; k < job.key_dim; ++k) {
         std::memcpy(state + k * job.value_dim + i, scratch + 8 * k, static_cast<std::size_t>(count - i) * 4);
     }
@@ -143,5 +189,24 @@ void recur(const RecurrenceJob& job, std::int64_t head, std::int64_t first, std:
         recur_some<false>(job, head, first, count, scratch);
     } else {
         recur_some<true>(job, head, first, count, scratch);
+    }
+}
+
+void scan(const ScanJob& job) {
+    for (std::int64_t token = 0; token < job.tokens; ++token) {
+        const float *query = job.queries + token * job.queries_apart, *key = job.keys + token * job.keys_apart;
+        const float *values = job.values + token * job.values_apart, *steps = job.steps + token * job.steps_apart;
+        for (std::int64_t c = 0; c < job.count; ++c) {
+            float* state = job.state + c * job.dim;
+            const float* rates = job.rates + c * job.dim;
+            const F8 step = set8(steps[c]), added = set8(steps[c] * values[c]);
+            F8 sums = zero8();
+            by_eights(job.dim, [&](auto load, auto store) {
+                const F8 now = fma8(load(key), added, mul8(load(state), exp8(mul8(load(rates), step))));
+                store(state, now);
+                sums = fma8(now, load(query), sums);
+            });
+            job.out[token * job.out_apart + c] = sum8(sums) + job.skips[c] * values[c];
+        }
     }
 }

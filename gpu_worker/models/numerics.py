@@ -18,6 +18,7 @@ import torch
 
 from gpu_worker.models.decoders.decoder import Decoder
 from gpu_worker.models.decoders.native_llama import NativeLlamaDecoder
+from gpu_worker.models.layer_programs.programs import PROGRAM_BITS
 from gpu_worker.ops import Ops
 from gpu_worker.ops.native import CPU_BITS, CUDA_BITS, INVARIANT_BITS
 from gpu_worker.ops.native_cpu import NativeCpuOps
@@ -58,7 +59,8 @@ def class_of(
         kept = "+".join(getattr(decoder, "formats", ()))  # of weights that are not decoded: other kernels than cuBLAS's
         return _joined("cuda", kind, *decoded, kept, *_gpu(device), invariant)
     in_halves = kv_dtype not in IN_FLOATS
-    decoded = (*decoded, getattr(decoder, "products", ""))
+    programs = f"programs-{PROGRAM_BITS}" if getattr(decoder, "programs", None) else ""
+    decoded = (*decoded, programs, getattr(decoder, "products", ""))
     if packed := getattr(decoder, "packed", None):
         decoded = (*decoded, packed.arithmetic())
     parts = _native_cpu(ops, in_halves) if isinstance(ops, NativeCpuOps) else ("cpu", "reference")

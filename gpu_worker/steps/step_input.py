@@ -42,7 +42,8 @@ def params_to_bytes(params: SamplingParams) -> bytes:
         if len(code) == 2:
             numbers.append(value is not None)
             value = value or 0
-        numbers.append(value - 2**64 if value >= 2**63 else value)  # a seed has 64 bits and no sign
+        signed = code[-1] == "q" and value >= 2**63  # a seed has 64 bits and no sign
+        numbers.append(value - 2**64 if signed else value)
     parts = [_SCALARS.pack(*numbers)]
     for name in _MAPPINGS:
         pairs = getattr(params, name)

@@ -51,7 +51,7 @@ def test_the_level_is_the_best_that_is_there(extension: ModuleType) -> None:
 def test_all_ops_have_a_definition(extension: ModuleType) -> None:
     """But those that change how weights are stored, what only Python defines, and what is no op."""
     stored = "quantize populate_blocks pack repack packed_bytes Weight Llama Lora Kv KvCache Team TEAM_BYTES"
-    stored += " TeamOrder ORDER_ROWS GroupHosts WantedLogits LoraRoom"
+    stored += " TeamOrder ORDER_ROWS GroupHosts WantedLogits LoraRoom LayerProgram ProgramRoom"
     about = "best_isa bindings version build_info isa isas select_isa threads set_threads ArgumentError ref inside"
     others = {*stored.split(), *about.split(), "part_sum"}  # of which gpu_worker/migration/blocks/checksum.py has one
     public, defined = ({n for n in dir(each) if not n.startswith("_")} for each in (extension, extension.ref))

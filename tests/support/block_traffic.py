@@ -157,7 +157,7 @@ class BlockTraffic:
         def write(block: int, _: bytes) -> None:
             arena[block, : len(part)] = content
 
-        is_kept = self.standby.put_tail(Tail(name, b""), self.tail, write)
+        is_kept = self.standby.put_tail(Tail(name, b""), [] if self.tail is None else [self.tail], write)
         self.tail = name if is_kept else None
         self.world.counts["kept tails"] += is_kept
 

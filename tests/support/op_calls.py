@@ -3,6 +3,7 @@
 from typing import Any
 
 import group_op_calls  # noqa: F401  has those of groups
+import program_op_calls  # noqa: F401  has those of programs of layers
 import torch
 from fenced_calls import (
     CALLS,

@@ -37,17 +37,17 @@ class PackedLinear(nn.Module):
         super().__init__()
         self.out_features, self.in_features = matrix.weight.rows, matrix.weight.cols
         self.matrix = matrix
-        self._bias = None if bias is None else bias.detach().float()
+        self.bias = None if bias is None else bias.detach().float()
         self.weight = torch.empty(0, dtype=dtype)  # whose type some models ask for
-        self._inputs = inputs
+        self.inputs = inputs
         self._extension = extension
 
     def forward(self, x: Tensor) -> Tensor:
         rows = x.reshape(-1, self.in_features).float().contiguous()
-        if self._inputs is not None:
-            rows = rows[:, self._inputs]
+        if self.inputs is not None:
+            rows = rows[:, self.inputs]
         out = torch.empty((len(rows), self.out_features))
-        self._extension.linear(out, rows, self.matrix.weight, self._bias)
+        self._extension.linear(out, rows, self.matrix.weight, self.bias)
         return out.to(x.dtype).view(*x.shape[:-1], self.out_features)
 
 

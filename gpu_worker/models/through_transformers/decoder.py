@@ -18,6 +18,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from gpu_worker.models.checkpoint.weights import ReadTensors
 from gpu_worker.models.decoders.decoder import Decoder, common_window
+from gpu_worker.models.layer_programs.programs import LayerPrograms, programs_of
 from gpu_worker.models.packed.packed_linear import LayerPacking
 from gpu_worker.models.packed.packed_weights import PackedWeights
 from gpu_worker.models.through_transformers.attention import IMPLEMENTATION, StepContext, attending
@@ -52,6 +53,7 @@ class TransformersDecoder(Decoder):
     auto_model: Any = AutoModelForCausalLM
     attention: str | Mapping[str, str] = IMPLEMENTATION
     packed: PackedWeights | None = None  # of layers that are not torch's
+    programs: LayerPrograms | None = None  # of the extension, which its layers are in steps
 
     def __init__(self, model: nn.Module, ops: Ops, device: torch.device) -> None:
         self._model = model
@@ -245,7 +247,14 @@ class TransformersDecoder(Decoder):
             step.states = StepStates(batch, BlockStates(self.state, kv[self.num_layers :]), kv[0].shape[3])
         recurring = keeping(Recurrences(self._ops, step.states)) if step.states else nullcontext()
         with attending(step), compressed(self._model), recurring:
-            yield step
+            programs = self.programs if kv and step.states else None
+            if programs is not None and step.states and programs.begin(batch, kv):
+                step.states.keep_elsewhere()
+            try:
+                yield step
+            finally:
+                if programs is not None:
+                    programs.end()
 
     @torch.inference_mode()
     def _probe(self, config: Any) -> tuple[int, int, int]:
@@ -269,6 +278,8 @@ class TransformersDecoder(Decoder):
             reason = "they have been run on CPUs alone so far: say cpu"
             raise InvalidArgument("device", f"{self.name}: its layers have keys of several shapes, and {reason}")
         self._places.update((layer, place) for place, layer in enumerate(found))
+        heads = {layer: step.shapes[layer] for layer in found}
+        self.programs = programs_of(self._model, self._ops, self.state, heads)
         check_windows(self.name, config, step.windows, step.masked)
         if not self.state.parts:  # a state lies in the block of the last token: all blocks are kept with it
             self.window = common_window(step.windows.values())

@@ -98,6 +98,11 @@ class StepStates:
         if self._blocks is not None:
             self._blocks.write_rows(index, [run.pieces[0].block for run in runs], values)
 
+    def keep_elsewhere(self) -> None:
+        """What the model keeps is read and written without this object."""
+        if self._blocks is not None:
+            self.asked.extend(self._blocks.shape.parts)
+
     def end(self) -> None:
         """All operations have run: the blocks have the states after these tokens."""
         if self._blocks is None:

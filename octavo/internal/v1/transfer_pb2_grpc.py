@@ -188,7 +188,7 @@ class TransferServicer(object):
         when no call has come for 20 s. Idempotent.
 
         * INVALID_ARGUMENT: no owner, a bad id, hashes that are none, too many of them, or a tail with a wrong checksum
-          or length.
+        or length.
         * FAILED_PRECONDITION: another layout or model, or this worker keeps no standbys.
         * UNAVAILABLE: this worker drains, or the model is still loading.
         """

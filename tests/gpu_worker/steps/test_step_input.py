@@ -5,7 +5,7 @@ from array import array
 from dataclasses import fields
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gpu_worker.steps.mask import Mask
@@ -91,6 +91,7 @@ def test_bytes_that_are_not_an_input_are_refused(step, data):
             StepInput.from_bytes(wrong)
 
 
+@example(SamplingParams(length_penalty=2.0**63, seed=2**64 - 1))
 @given(params)
 def test_parameters_keep_all_but_their_texts(params):
     texts = SamplingParams(**{f.name: getattr(params, f.name) for f in fields(params)} | {"stop": ("\n",)})

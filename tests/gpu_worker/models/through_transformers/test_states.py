@@ -145,4 +145,4 @@ def test_a_recurrence_that_is_not_replaced_is_found_out(tiny, load, monkeypatch)
     monkeypatch.setattr(StepStates, "before", lambda self, index, run: torch.zeros(self.asked[index].shape))
     assert recurrence.REPLACED
     with pytest.raises(BadModel, match="through pages its logits differ"):
-        load(tiny("qwen3_next").directory)
+        load(tiny("olmo_hybrid").directory)

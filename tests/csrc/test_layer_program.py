@@ -1,0 +1,249 @@
+"""Operations of programs of layers, beside what torch computes in float64; and what a program refuses."""
+
+import pytest
+import torch
+from instruction_sets import KERNELS
+from torch import Tensor
+from torch.nn import functional
+
+STATES = (-1, 0, 0, 20)
+WIDTH, BLOCK = 2048, 8
+TOKENS = 21
+LENGTHS = (9, 12)  # of two sequences
+
+
+@pytest.fixture(autouse=True)
+def without_definitions(request):
+    if request.node.callspec.params.get("kernels") == KERNELS[0]:
+        pytest.skip("a program has no definition in csrc")
+
+
+class Bench:
+    """A program, and an arena whose blocks have a state in three layers."""
+
+    def __init__(self, kernels, hidden: int = 20) -> None:
+        self.program, self.room = kernels.LayerProgram(hidden, WIDTH), kernels.ProgramRoom()
+        self.layers = [torch.full((6, 1024), 255, dtype=torch.uint8) for _ in range(3)]
+        self.room.use([], self.layers, BLOCK)
+        self.held = list[object]()
+        self.place = 0
+
+    def take(self, count: int) -> tuple[int, int, int, int]:
+        at, self.place = self.place, self.place + 128
+        return at, 128, 0, count
+
+    def do(self, name: str, *given: object, **more: object) -> None:
+        self.held += [*given, *more.values()]
+        getattr(self.program, name)(*given, **more)
+
+    def enter(self, values: Tensor) -> list[tuple[int, int, int, int]]:
+        """Takes numbers for each token, which come from the states."""
+        to, width = self.take(values.shape[1]), values.shape[1]
+        self.do("take", to, (-1, 0, self.entered, width), torch.arange(width))
+        self.entered += width
+        return to
+
+    entered = 0
+
+    def run(self, states: Tensor, ends: tuple[tuple[int, int], ...] = ((0, LENGTHS[0]), (0, LENGTHS[1]))) -> None:
+        """Of each sequence the tokens [start, end) are a step."""
+        tables = torch.tensor([[0, 1, 2], [5, 4, 3]], dtype=torch.int32)
+        counts = torch.tensor([0, *(end - start for start, end in ends)])
+        batch = counts.cumsum(0).int(), torch.tensor([end for _, end in ends], dtype=torch.int32), tables
+        slots = torch.full((len(states),), -1)
+        self.held = [*self.held, batch, slots]
+        self.room.begin(*batch, slots)
+        self.program.run(states, self.room)
+
+
+def draw(seed: int, *shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def close(found: Tensor, expected: Tensor, tolerance: float = 3e-6) -> None:
+    torch.testing.assert_close(found.double(), expected, rtol=tolerance, atol=tolerance)
+
+
+def test_rows(kernels):
+    bench, x = Bench(kernels), draw(1, TOKENS, 20) * 4
+    states, wide = x.clone(), x.double()
+    one, other, third = bench.take(20), bench.take(20), bench.take(20)
+    weight, by, indices = draw(2, 5), draw(3, 20), torch.tensor([*range(19, 9, -1), *[4] * 10])
+    matrix, bias = draw(4, 20, 20), draw(5, 20)
+    product = kernels.Weight(matrix, "f32", 20, 20)
+    bench.do("norm", one, STATES, weight, 1e-5, 5)
+    normed = (wide.view(-1, 4, 5) / (wide.view(-1, 4, 5).square().mean(-1, keepdim=True) + 1e-5).sqrt()).flatten(1)
+    normed = normed * weight.double().repeat(4)
+    bench.do("scale", one, by)
+    scaled = normed * by.double()
+    bench.do("take", other, one, indices)
+    bench.do("silu_mul", third, STATES, other)
+    gated = functional.silu(wide) * scaled[:, indices]
+    bench.do("sigmoid_mul", third, one, third)
+    gated = gated * scaled.sigmoid()
+    bench.do("multiply", third, other)
+    gated = gated * scaled[:, indices]
+    bench.do("linear", other, third, product, bias)
+    bench.do("add", STATES, other, 0.5)
+    expected = wide + 0.5 * (gated @ matrix.double().T + bias.double())
+    bench.do("linear", STATES, third, product, accumulate=True)
+    expected = expected + gated @ matrix.double().T
+    bench.run(states)
+    close(states, expected, 2e-5)
+
+
+@pytest.mark.parametrize("gate_first", [False, True])
+def test_norms_with_gates(kernels, gate_first):
+    bench, x, gates = Bench(kernels, 38), draw(1, TOKENS, 19), draw(2, TOKENS, 19) * 5
+    states, weight, wide = torch.cat((x, gates), 1), draw(3, 19), x.double()
+    bench.do("norm", (-1, 0, 0, 19), (-1, 0, 0, 19), weight, 1e-6, 19, (-1, 0, 19, 19), gate_first)
+    bench.run(states)
+    gate = functional.silu(gates.double())
+    entered = wide * gate if gate_first else wide
+    normed = entered / (entered.square().mean(-1, keepdim=True) + 1e-6).sqrt() * weight.double()
+    close(states[:, :19], normed if gate_first else normed * gate)
+
+
+CUTS = (((0, 9), (0, 12)), ((0, 1), (0, 7)), ((1, 3), (7, 9)), ((3, 9), (9, 12)))
+
+
+def in_pieces(make, wide: Tensor) -> Tensor:
+    """What a program leaves of `wide` in one step, and that it leaves the same in several."""
+    outputs = []
+    for cuts in (CUTS[:1], CUTS[1:]):
+        bench, found = make(), wide.clone()
+        for ends in cuts:
+            rows = torch.tensor([LENGTHS[0] * i + t for i, (start, end) in enumerate(ends) for t in range(start, end)])
+            states = found[rows]
+            bench.run(states, ends)
+            found[rows] = states
+        outputs += [found, torch.stack(bench.layers)[:, [0, 1, 5, 4]]]
+    assert torch.equal(outputs[0], outputs[2])
+    return outputs[0]
+
+
+@pytest.mark.parametrize("width", [2, 4])
+def test_a_convolution_goes_on_after_its_state(kernels, width):
+    taps, bias, x = draw(1, width, 19), draw(2, 19), draw(3, TOKENS, 19)
+
+    def make():
+        bench = Bench(kernels, 19)
+        entered, to = bench.enter(x), bench.take(19)
+        bench.do("convolve", to, entered, taps, bias, True, 64)
+        bench.do("take", (-1, 0, 0, 19), to, torch.arange(19))
+        return bench
+
+    found = in_pieces(make, x)
+    for part, given in zip(found.split(LENGTHS), x.double().split(LENGTHS), strict=True):
+        padded = functional.pad(given.T, (width - 1, 0))[None]
+        expected = functional.conv1d(padded, taps.double().T[:, None], bias.double(), groups=19)[0].T
+        close(part, functional.silu(expected))
+
+
+def scanned(state: Tensor, decays: Tensor, keys: Tensor, added: Tensor, queries: Tensor, rate: Tensor | None) -> Tensor:
+    """One token of a head: the state [keys, values] is changed."""
+    state *= decays
+    if rate is not None:
+        added = rate * (added - keys @ state)
+    state += keys[:, None] * added
+    return queries @ state
+
+
+@pytest.mark.parametrize("rule", ["delta", "mamba2"])
+def test_recurrences_of_heads(kernels, rule):
+    """Fades from next to nothing to all; a state of heads that lies in two layers."""
+    heads, key_heads, dim, values = 4, 2, 9, 11
+    counts = (key_heads * dim, key_heads * dim, heads * values, heads, heads)
+    given = torch.cat([draw(i, TOKENS, count) * (8 if i > 2 else 1) for i, count in enumerate(counts)], 1)
+    rates, bias, skips = -draw(7, heads).abs(), draw(8, heads), draw(9, heads)
+
+    def make():
+        bench = Bench(kernels, given.shape[1])
+        queries, keys, wide, fades, betas = (bench.enter(part) for part in given.split(counts, 1))
+        to, sizes = bench.take(heads * values), (heads, key_heads, dim, values)
+        if rule == "delta":
+            bench.do("delta", to, queries, keys, wide, fades, betas, rates, bias, 1e-6, sizes, 64)
+        else:
+            space = bench.take(heads * values)
+            bench.do("mamba2", to, queries, keys, wide, fades, space, rates, bias, skips, 0.0, 3.0, sizes, 64)
+        bench.do("take", (-1, 0, 0, heads * values), to, torch.arange(heads * values))
+        return bench
+
+    outputs = in_pieces(make, given)[:, : heads * values]
+    queries, keys, wide, fades, betas = given.double().split(counts, 1)
+    queries, keys = (x.view(TOKENS, key_heads, dim).repeat_interleave(heads // key_heads, 1) for x in (queries, keys))
+    steps = functional.softplus(fades + bias.double())
+    if rule == "delta":
+        queries, keys = (x / (x.square().sum(-1, keepdim=True) + 1e-6).sqrt() for x in (queries, keys))
+        queries = queries * dim**-0.5
+    else:
+        steps = steps.clamp(0, 3)
+    wide, expected = wide.view(TOKENS, heads, values), []
+    for t in range(TOKENS):
+        if t in (0, LENGTHS[0]):
+            state = torch.zeros(heads, dim, values, dtype=torch.double)
+        for h in range(heads):
+            rate = betas[t, h].sigmoid() if rule == "delta" else None
+            added = wide[t, h] if rule == "delta" else wide[t, h] * steps[t, h]
+            read = scanned(state[h], (rates[h].double() * steps[t, h]).exp(), keys[t, h], added, queries[t, h], rate)
+            expected.append(read if rule == "delta" else read + skips[h] * wide[t, h])
+    close(outputs, torch.stack(expected).view(TOKENS, -1), 2e-5)
+
+
+def test_channels_of_mamba1(kernels):
+    channels, dim = 21, 11
+    counts = (dim, dim, channels, channels)
+    given = torch.cat([draw(i, TOKENS, count) * (8 if i > 2 else 1) for i, count in enumerate(counts)], 1)
+    rates, bias, skips = -draw(7, channels, dim).abs(), draw(8, channels), draw(9, channels)
+
+    def make():
+        bench = Bench(kernels, given.shape[1])
+        queries, keys, values, fades = (bench.enter(part) for part in given.split(counts, 1))
+        to = bench.take(channels)
+        bench.do("mamba1", to, queries, keys, values, fades, rates, bias, skips, 64)
+        bench.do("take", (-1, 0, 0, channels), to, torch.arange(channels))
+        return bench
+
+    found = in_pieces(make, given)[:, :channels]
+    queries, keys, values, fades = given.double().split(counts, 1)
+    steps, expected = functional.softplus(fades + bias.double()), []
+    for t in range(TOKENS):
+        if t in (0, LENGTHS[0]):
+            state = torch.zeros(channels, dim, dtype=torch.double)
+        state = state * (rates.double() * steps[t, :, None]).exp() + (steps[t] * values[t])[:, None] * keys[t]
+        expected.append(state @ queries[t] + skips * values[t])
+    close(found, torch.stack(expected), 2e-5)
+
+
+def test_a_program_refuses_what_lies_outside_or_is_not_there(kernels):
+    program, room, error = kernels.LayerProgram(20, 256), kernels.ProgramRoom(), kernels.ArgumentError
+    here, taps = (0, 128, 0, 20), draw(1, 3, 20)
+    for says, name, *given in (
+        ("to: lies outside", "multiply", (0, 128, 109, 20), here),
+        ("to: lies outside", "multiply", (256, 128, 0, 20), here),
+        ("to: lies outside", "multiply", (-2, 128, 0, 20), here),
+        ("by: lies outside", "multiply", here, (-1, 0, 1, 20)),
+        ("by: has another width", "multiply", here, (-1, 0, 0, 19)),
+        ("indices: name a number", "take", here, STATES, torch.full((20,), 20)),
+        ("to: overlaps with the inputs", "convolve", here, here, taps, None, False, 64),
+        ("taps: are not 2 to 16", "convolve", here, STATES, taps[:1], None, False, 64),
+        ("size: does not divide", "norm", here, STATES, torch.ones(3), 1e-5, 3),
+        ("place: is out of range", "convolve", here, STATES, taps, None, False, -64),
+        ("head_dim: does not divide", "attend", here, STATES, STATES, STATES, 0, 8, 8, 1.0),
+    ):
+        with pytest.raises(error, match=f"^{says}"):
+            getattr(program, name)(*given)
+    program.convolve(here, STATES, taps, None, False, 64)
+    states = draw(2, 1, 20)
+    with pytest.raises(error, match=r"^room: has no step"):
+        program.run(states, room)
+    layers, count = [torch.zeros(2, 64, dtype=torch.uint8)], torch.tensor([0, 1], dtype=torch.int32)
+    table, slots = torch.zeros(1, 1, dtype=torch.int32), torch.tensor([0])
+    with pytest.raises(error, match=r"^room: has no arena"):
+        room.begin(count, count[1:], table, slots)
+    room.use([], layers, 8)
+    room.begin(count, count[1:], table, slots)
+    with pytest.raises(error, match=r"^room: lacks states"):
+        program.run(states, room)
+    with pytest.raises(error, match=r"^states: are layers of several forms"):
+        room.use([], [layers[0], torch.zeros(2, 128, dtype=torch.uint8)], 8)
