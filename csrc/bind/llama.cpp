@@ -115,7 +115,7 @@ void take_experts(Values& values, Experts& experts) {
     values.take("router_correction", experts.correction);
     values.take("groups", experts.groups);
     values.take("top_groups", experts.top_groups);
-    values.take("group_best", experts.group_best);
+    values.take("best_per_group", experts.best_per_group);
     values.take("swiglu_alpha", experts.alpha);
     values.take("swiglu_limit", experts.limit);
 }

@@ -87,11 +87,11 @@ void check_experts(const Experts& e, const ExpertPart& part, std::int64_t hidden
     expect_bias(e.router_bias, "router_bias", {count});
     expect_bias(e.correction, "router_correction", {count});
     require(e.groups > 0 && e.groups <= kMostGroups && count % e.groups == 0 &&
-                (e.groups == 1 || count / e.groups >= e.group_best),
+                (e.groups == 1 || count / e.groups >= e.best_per_group),
             "groups", "do not divide the experts");
     require(e.top_groups > 0 && e.top_groups <= e.groups && e.top <= count / e.groups * e.top_groups, "top_groups",
             "is no number of groups, or they have too few experts");
-    require(e.group_best == 1 || e.group_best == 2, "group_best", "is neither 1 nor 2");
+    require(e.best_per_group == 1 || e.best_per_group == 2, "best_per_group", "is neither 1 nor 2");
     require(std::isfinite(e.share_scale), "share_scale", "is not finite");
     require(std::isfinite(e.alpha) && std::isfinite(e.limit) && (e.alpha == 0 || e.limit > 0), "swiglu_limit",
             "is not a positive number");
@@ -256,7 +256,7 @@ void ExpertRun::leave_groups(float* ranks) const {
             second = *rank > first ? first : *rank > second ? *rank : second;
             first = *rank > first ? *rank : first;
         }
-        sums[group] = e_.group_best == 1 ? first : first + second;
+        sums[group] = e_.best_per_group == 1 ? first : first + second;
     }
     for (std::int64_t place = 0; place < e_.top_groups; ++place) {
         std::int64_t best = -1;

@@ -40,8 +40,8 @@ void Llama::Workspace::take_latents(const LlamaSizes& sizes, std::int64_t num_to
 }
 
 std::int64_t Llama::latent_groups(std::int64_t sequences) const {
-    const std::int64_t wanted = (Pool::instance().size() + sequences - 1) / std::max<std::int64_t>(1, sequences);
-    std::int64_t groups = std::min(wanted, sizes_.heads);
+    const std::int64_t some = std::max<std::int64_t>(1, sequences);
+    std::int64_t groups = std::min((Pool::instance().size() + some - 1) / some, sizes_.heads);
     while (sizes_.heads % groups != 0) {
         ++groups;
     }
@@ -128,6 +128,9 @@ void Llama::Run::round_heads(const Weight& weight, const HeadRows& x) {
 }
 
 void Llama::Run::multiply_heads(const Weight& weight, const HeadRows& x, const HeadRows& y) {
+    if (num_tokens_ == 0) {
+        return;
+    }
     const Weight one = of_head(weight, s_.heads, 0);
     const Division by = k_.division(one, num_tokens_);
     const std::int64_t slabs = (num_tokens_ + by.columns - 1) / by.columns;

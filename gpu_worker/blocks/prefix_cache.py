@@ -1,11 +1,13 @@
 """Which blocks hold which prefixes, and in what order the idle ones are given up.
 
-A block is *known* once it is full and its hash is registered; the content of a known block never changes. While some
-table has it, other tables can share it. When no table has it, it is *idle*: it can still be shared, and it is evicted
-when a free block is needed. Blocks are evicted in the order in which they became idle. A table gives its last block
-back first, so the deepest blocks of a prefix go before those that more prompts have in common. A hash may be *kept*:
-its block is evicted only where no other block is idle. A hash of a *standby*, the history of a sequence that another
-worker runs, comes between: its block is evicted after those that nobody asked to keep, and before the kept ones.
+A block is *known* once its hash is registered, which is when it is full; the content of a known block never changes.
+While some table has it, other tables can share it. When no table has it, it is *idle*: it can still be shared, and it
+is evicted when a free block is needed. Blocks are evicted in the order in which they became idle. A table gives its
+last block back first, so the deepest blocks of a prefix go before those that more prompts have in common. A hash may be
+*kept*: its block is evicted only where no other block is idle. A hash of a *standby*, the history of a sequence that
+another worker runs, comes between: its block is evicted after those that nobody asked to keep, and before the kept
+ones. A *tail*, the last block of such a history, is known and not full. No table shares it, so nobody is told of it,
+and it is never copied to the host pool.
 
 A block may have a copy in the host pool (`HostTier` makes it), which stays when the device block is evicted. Routers
 are told where a prefix can be hit: on the device if it is there, else in the host pool.
@@ -101,11 +103,14 @@ class PrefixCache:
             self._move_hash(block_hash)
 
     def insert(self, block_hash: BlockHash, block: BlockId) -> bool:
-        """Registers a full block that a table has. False: its content is known already, or the cache is not enabled."""
+        """Registers a full block that a table has, or one of `tails`. False: its content is known already, or the cache
+        is not enabled."""
         if not self.enabled or block_hash in self._blocks or block in self._hashes:
             return False
         self._blocks[block_hash] = block
         self._hashes[block] = block_hash
+        if block_hash in self.tails:
+            return True
         if block_hash not in self.on_host:
             self._toggle(block_hash)
         self._events.append((STORED, block_hash))
@@ -138,28 +143,26 @@ class PrefixCache:
     def forget_tail(self, name: BlockHash) -> BlockId | None:
         """Forgets a tail, and returns its block, whose content stays. None: it is not here, or somebody has it."""
         block = self._blocks.get(name) if name in self.tails else None
+        self.standby.discard(name)
         if block is None or not self.is_idle(block):
             return None
-        self.standby.discard(name)
         self.revive(block)
         self._forget(block)
         return block
 
     def next_evicted(self, count: int) -> list[tuple[BlockHash, BlockId]]:
-        """The first `count` blocks that would be evicted now, in that order."""
-        idle = chain(self._idle, self._idle_standby, self._idle_kept)
+        """The first `count` full blocks that would be evicted now, in that order."""
+        idle = self._full(chain(self._idle, self._idle_standby, self._idle_kept))
         return [(self._hashes[block], block) for block in islice(idle, count)]
 
     def hottest(self, refs: Sequence[int], limit: int) -> list[BlockHash]:
-        """Known blocks, each before those that continue it: used ones, the most shared first; then the last idle ones.
+        """Full blocks, each before those that continue it: used ones, the most shared first; then the last idle ones.
 
         `refs` says how many tables have each block.
         """
         used = sorted((block for block in self._hashes if refs[block]), key=lambda block: -refs[block])
-        tails = {self._blocks[name] for name in self.tails}
         last_idle = chain(reversed(self._idle_kept), reversed(self._idle), reversed(self._idle_standby))
-        full = (block for block in chain(used, last_idle) if block not in tails)
-        return [self._hashes[block] for block in islice(full, limit)]
+        return [self._hashes[block] for block in islice(self._full(chain(used, last_idle)), limit)]
 
     # Copies in the host pool
 
@@ -191,8 +194,8 @@ class PrefixCache:
         return events
 
     def block_hashes(self) -> list[BlockHash]:
-        """The hashes of all blocks that are known on the device."""
-        return list(self._blocks)
+        """The hashes of all full blocks that are known on the device."""
+        return [block_hash for block_hash in self._blocks if block_hash not in self.tails]
 
     def host_hashes(self) -> list[BlockHash]:
         """The hashes of all blocks that are in the host pool and not on the device."""
@@ -201,7 +204,7 @@ class PrefixCache:
     def check_hashes(self, refs: list[int]) -> None:
         """Recounts everything; raises AssertionError with what is wrong."""
         digest = 0
-        for block_hash in self._blocks.keys() | self.on_host.keys():
+        for block_hash in (self._blocks.keys() - self.tails) | self.on_host.keys():
             digest ^= int.from_bytes(block_hash[:8], "little")
         idle = {**self._idle, **self._idle_standby, **self._idle_kept}
         problems = [
@@ -212,6 +215,7 @@ class PrefixCache:
             ("a known block is neither idle nor used", any(not refs[b] and b not in idle for b in self._hashes)),
             ("an idle block is in two orders", len(idle) != self.num_idle),
             ("a tail is not here", not self.tails <= self._blocks.keys()),
+            ("a tail is in the host pool", not self.tails.isdisjoint(self.on_host)),
             (
                 "an idle block is kept in the wrong order",
                 any(b not in self._idle_of(self._hashes[b]) for b in idle),
@@ -222,12 +226,16 @@ class PrefixCache:
     def _forget(self, block: BlockId) -> None:
         block_hash = self._hashes.pop(block)
         del self._blocks[block_hash]
-        self.tails.discard(block_hash)
-        if block_hash in self.on_host:
+        if block_hash in self.tails:
+            self.tails.remove(block_hash)
+        elif block_hash in self.on_host:
             self.on_host.move_to_end(block_hash)
             self._events.append((DEMOTED, block_hash))
         else:
             self._lose(block_hash)
+
+    def _full(self, blocks: Iterable[BlockId]) -> Iterable[BlockId]:
+        return (block for block in blocks if self._hashes[block] not in self.tails)
 
     def _lose(self, block_hash: BlockHash) -> None:
         """The block is neither on the device nor in the host pool any more."""

@@ -229,7 +229,7 @@ class BlockPort:
         """The block behind so many sealed ones of a history, and how many tokens it has: `StandbyBlocks.read_tail`."""
         return await self._ask(self._standby.read_tail, key, num_blocks, least, read)
 
-    async def put_tail(self, tail: Tail, ended: BlockHash | None, write: Callable[[BlockId, bytes], None]) -> bool:
+    async def put_tail(self, tail: Tail, ended: Seq[BlockHash], write: Callable[[BlockId, bytes], None]) -> bool:
         """Keeps a tail, and no longer another one. False: there is no room for it."""
         return await self._ask(self._standby.put_tail, tail, ended, write)
 

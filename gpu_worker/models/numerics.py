@@ -3,8 +3,7 @@ model.
 
 Runners whose classes and layouts are equal compute the same bits from the same weights, as far as the bits do not
 depend on what else a step computes (`Ops.batch_invariant`). Classes are made too narrow rather than too wide: what has
-not been
-seen to give equal bits (`tests/gpu_worker/models/test_numerics.py`) has a class of its own.
+not been seen to give equal bits (`tests/gpu_worker/models/test_numerics.py`) has a class of its own.
 
 A class is for people to read and has no spaces, such as
 `cpu/native-2/avx2/gcc-12.2.0/q4_mins+q8/in=15-bits/rope=0a1b2c3d`.
@@ -59,6 +58,7 @@ def class_of(
         kept = "+".join(getattr(decoder, "formats", ()))  # of weights that are not decoded: other kernels than cuBLAS's
         return _joined("cuda", kind, *decoded, kept, *_gpu(device), invariant)
     in_halves = kv_dtype not in IN_FLOATS
+    decoded = (*decoded, getattr(decoder, "products", ""))
     if packed := getattr(decoder, "packed", None):
         decoded = (*decoded, packed.arithmetic())
     parts = _native_cpu(ops, in_halves) if isinstance(ops, NativeCpuOps) else ("cpu", "reference")

@@ -8,7 +8,8 @@ block of a sequence that comes: those that the prefix cache knows are pinned, fo
 block is known to the prefix cache once it has arrived and is sealed. What was sealed stays there after the release.
 
 The last block of a branch, which is not full, has no hash. It travels as a *tail*, by the number of its branch, when
-the sequence has stopped. The prefix cache never knows it: it goes to its branch, or is free again.
+the sequence has stopped. The prefix cache never knows it: it goes to its branch, or is free again. That of a standby,
+which comes while the sequence runs, is known there until a branch takes it (`standby_blocks`).
 """
 
 from collections.abc import Iterable, Mapping

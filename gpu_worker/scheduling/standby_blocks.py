@@ -105,11 +105,10 @@ class StandbyBlocks:
 
     # At the buddy
 
-    def put_tail(self, tail: Tail, ended: BlockHash | None, write: Callable[[BlockId, bytes], None]) -> bool:
-        """Keeps a tail, and no longer another one. False: there is no room for it."""
-        device = self._workload.tables.device
-        if ended is not None:
-            device.drop_tail(ended)
+    def put_tail(self, tail: Tail, ended: SequenceOf[BlockHash], write: Callable[[BlockId, bytes], None]) -> bool:
+        """Keeps a tail, and no longer others. False: there is no room for it."""
+        for name in ended:
+            self._workload.tables.device.drop_tail(name)
         try:
             held = self._exchange.hold([[tail.name]], to_keep=True)
         except OutOfBlocks:
@@ -117,8 +116,8 @@ class StandbyBlocks:
         self._cache.stand_by([tail.name], [])
         for wanted in held.wanted:
             write(held.block_of(wanted.index), tail.content)
-            self._exchange.seal(held, [wanted.index])
             self._cache.tails.add(tail.name)
+            self._exchange.seal(held, [wanted.index])
         self._exchange.release(held)
         return True
 

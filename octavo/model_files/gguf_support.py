@@ -12,7 +12,7 @@ INTERLEAVED = ("llama", "mistral3", "smollm3", "ernie4_5")
 PAIRED_ADAPTERS = (*INTERLEAVED, "granite")  # whose rows of queries and keys come in pairs in adapters
 GPT = ("bloom", "falcon", "gpt2", "mpt")  # which octavo's own decoder of models like GPT runs
 # Those that octavo's own decoders run. The tensors of AS_TRANSFORMERS are named as Transformers has them in memory.
-AS_TRANSFORMERS = (*(*GPT, "deepseek2", "exaone4", "gemma", "gemma2", "gemma3", "granite", "minicpm3", "olmo2"),)
+AS_TRANSFORMERS = (*GPT, "deepseek2", "exaone4", "gemma", "gemma2", "gemma3", "granite", "minicpm3", "olmo2")
 OWN = (
     *(*INTERLEAVED, *AS_TRANSFORMERS, "dots1", "exaone-moe", "glm4moe", "gpt-oss", "minimax-m2", "olmoe", "phi3"),
     *("qwen2", "qwen2moe", "qwen2vl", "qwen3", "qwen3moe", "qwen3vl", "qwen3vlmoe", "seed_oss"),

@@ -58,9 +58,9 @@ SILENT_S = 2.0  # a worker that sends no report for this long gets no new sequen
 class LinkError(Exception):
     """A call to a worker got no answer. The worker may have done what the call asked for, or not."""
 
-    def __init__(self, message: str, *, broke: bool = False) -> None:
+    def __init__(self, message: str, *, lost_connection: bool = False) -> None:
         super().__init__(message)
-        self.broke = broke  # the connection did, during the call
+        self.lost_connection = lost_connection  # during the call
 
 
 class ProbeResult(Enum):
@@ -128,8 +128,9 @@ class WorkerLink:
             response = await self._call(self._traced_schedule(seq_id), request, SCHEDULE_S)
         except grpc.aio.AioRpcError as error:
             self._declined = True
-            broke = error.code() is grpc.StatusCode.UNAVAILABLE
-            raise LinkError(f"worker {self.worker_id}: Schedule: {error.code().name}", broke=broke) from error
+            lost = error.code() is grpc.StatusCode.UNAVAILABLE
+            what = f"worker {self.worker_id}: Schedule: {error.code().name}"
+            raise LinkError(what, lost_connection=lost) from error
         answer = answer_from_wire(response.results[0])
         if answer.admitted:
             self.pending_dispatches.mark_admitted(seq_id)

@@ -224,8 +224,8 @@ class Assigner:
         except LinkError as error:
             log.warning("%s", error)
             self.num_unanswered += 1
-            found = await link.probe() if was_connected else ProbeResult.ALIVE
-            if found is ProbeResult.GONE or (found is ProbeResult.UNKNOWN and error.broke):
+            found = await link.probe() if was_connected else None
+            if found is ProbeResult.GONE or (found is ProbeResult.UNKNOWN and error.lost_connection):
                 attempt.reason = TakeReason.CONNECTION  # the worker may have begun the sequence, and died of it
             return not_now(str(error))
 

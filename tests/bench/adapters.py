@@ -14,9 +14,9 @@ import tempfile
 import time
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
 
 from _random_adapters import write_adapters
 from _random_checkpoint import SHAPES
@@ -46,8 +46,11 @@ def measured(
     model = model_of(url)
     if not llama_cpp:
         for folder in folders:
-            with suppress(OSError):  # it is loaded already
+            try:
                 post(f"{url}/v1/load_lora_adapter", {"lora_name": folder.name, "lora_path": str(folder)}).close()
+            except HTTPError as error:
+                if "already" not in (told := error.read().decode(errors="replace")):  # vLLM has it from the last time
+                    raise SystemExit(f"{folder.name} was not loaded: {error.code}: {told}") from error
     with ThreadPoolExecutor(streams) as pool:
 
         def ask(number: int, count: int = tokens) -> int:
@@ -72,6 +75,8 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "octavo-bench-models")
     parser.add_argument("--llama-cpp", action="store_true", help="the server is llama.cpp's")
     options = parser.parse_args()
+    if options.url is None and not options.write:
+        parser.error("give the URL of a server, or --write N")
     if options.write:
         write_adapters(options.shape, options.folder, options.write, gguf=options.gguf)
         return

@@ -29,6 +29,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from pathlib import Path
 
 import psutil
@@ -173,6 +174,10 @@ def main() -> None:
     parser.add_argument("--peer", nargs=3, action="append", default=[], metavar=("NAME", "FORMATS", "COMMAND"))
     parser.add_argument("--octavo", default="", help="further arguments of `octavo up`")
     options = parser.parse_args()
+    for shape, format_ in product(options.shapes, options.formats):
+        if (shape in MIXTURES) != (format_ == "mixture"):
+            shapes = ", ".join(MIXTURES)
+            parser.error(f"{shape} is not written as {format_}: give --formats mixture for {shapes}, and only there")
     print(describe_machine(), flush=True)
     for shape in options.shapes:
         for format_ in options.formats:

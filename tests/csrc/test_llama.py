@@ -132,6 +132,17 @@ def test_latents_that_do_not_fit_are_refused_by_name(extension: ModuleType) -> N
         extension.Llama(**arguments).check_lora(extension.Lora(1.0, [{}]))
 
 
+def test_a_step_without_tokens_has_no_states(extension: ModuleType) -> None:
+    """Also of a decoder whose heads share a latent."""
+    none, ends = torch.empty(0, dtype=torch.int64), torch.zeros(1, dtype=torch.int32)
+    table, lens = torch.empty(0, BLOCKS, dtype=torch.int32), torch.empty(0, dtype=torch.int32)
+    weights = Weights(extension)
+    for arguments, size in ((weights.arguments(), 16), (weights.latents(), 24)):
+        pages, hidden = torch.zeros(BLOCKS, 1, 2, BLOCK_SIZE, size), torch.empty(0, 32)
+        extension.Llama(**arguments).forward(hidden, none, none, none, ends, lens, table, none, extension.Kv([pages]))
+        assert not pages.any()
+
+
 def test_threads_take_turns(extension: ModuleType) -> None:
     """Those that step the same decoder, in arenas of their own, get what each would alone."""
     arguments = Weights(extension).arguments()

@@ -79,7 +79,7 @@ struct Experts {
     float share_scale = 1;                           // what shares are multiplied with
     TensorRef correction;                            // [experts]: added to shares where experts are chosen
     // Experts are chosen from the best groups, each by its best one or by the sum of its best two.
-    std::int64_t groups = 1, top_groups = 1, group_best = 2;
+    std::int64_t groups = 1, top_groups = 1, best_per_group = 2;
     float alpha = 0, limit = 0;  // of gates (Kernels::clamped_swiglu); 0: SiLU
 };
 

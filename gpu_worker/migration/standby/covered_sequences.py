@@ -20,7 +20,7 @@ class CoveredBranch:
     num_named: int = 0  # that the buddy knows
     num_held: int = 0  # that it has
     tail: tuple[int, int] = (0, 0)  # what it was sent of the block behind them: after how many, how many tokens
-    tail_at: float = float("-inf")  # when
+    tail_at: float = float("-inf")  # when it was last asked for a tail, whether there was one or not
 
 
 @dataclass(slots=True, eq=False)
@@ -102,7 +102,7 @@ class CoveredSequences:
         )
 
     def next_tail(self, buddy: Incarnation) -> tuple[HistoryKey, CoveredBranch] | None:
-        """The history of a buddy whose tail it was sent the longest ago, of those that it has almost all blocks of."""
+        """Of the histories that a buddy has almost all blocks of, the one that was asked for a tail the longest ago."""
         found = [
             (HistoryKey(seq_id, epoch, index), branch)
             for (seq_id, epoch), sequence in self._sequences.items()

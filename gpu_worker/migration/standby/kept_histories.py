@@ -51,7 +51,7 @@ class KeepChange(NamedTuple):
 
 
 class KeptHistories:
-    """A table in memory: at most `most_blocks` different blocks, which several histories may share."""
+    """A table in memory: at most `most_blocks` different blocks and tails, which several histories may share."""
 
     def __init__(self, most_blocks: int) -> None:
         self._most_blocks = most_blocks
@@ -97,9 +97,23 @@ class KeptHistories:
         self._end(before.values(), change)
         return change, states
 
-    def find(self, owner: Incarnation, key: BranchKey) -> KeptHistory | None:
+    def find(self, owner: Incarnation, number: int, key: BranchKey) -> KeptHistory | None:
+        """A history of an owner. None also if a later call than `number` has come."""
         table = self._owners.get(owner)
-        return table.histories.get(key) if table is not None else None
+        return table.histories.get(key) if table is not None and table.number == number else None
+
+    def set_tail(self, kept: KeptHistory, tail: BlockHash) -> list[BlockHash]:
+        """Gives a history another tail, or none without room. Returns the one before, if no other history has it."""
+        change = KeepChange([], [])
+        self.end_tail(kept, change)
+        if tail in self._uses or len(self._uses) < self._most_blocks:
+            kept.tail = tail
+            self._uses[tail] += 1
+        return change.ended
+
+    def end_tail(self, kept: KeptHistory, change: KeepChange) -> None:
+        tails, kept.tail = [] if kept.tail is None else [kept.tail], None
+        self._end_uses(tails, change)
 
     def expire(self, now: float) -> KeepChange:
         """Ends the histories of owners that have not called for KEEP_S."""
@@ -138,6 +152,7 @@ class KeptHistories:
         counted: Counter[BlockHash] = Counter()
         for kept in self.all():
             counted.update(kept.hashes)
+            counted.update([] if kept.tail is None else [kept.tail])
             if kept.num_held > len(kept.hashes) or (kept.refused and kept.hashes):
                 raise AssertionError("a history holds more than was named, or was refused and keeps blocks")
         if counted != self._uses or len(self._uses) > self._most_blocks:
@@ -173,11 +188,12 @@ class KeptHistories:
 
     def _end(self, histories: Iterable[KeptHistory], change: KeepChange) -> None:
         for kept in histories:
-            for block_hash in kept.hashes:
-                self._uses[block_hash] -= 1
-                if not self._uses[block_hash]:
-                    del self._uses[block_hash]
-                    change.ended.append(block_hash)
-            if kept.tail is not None:
-                change.ended.append(kept.tail)
-                kept.tail = None
+            self._end_uses(kept.hashes, change)
+            self.end_tail(kept, change)
+
+    def _end_uses(self, hashes: Iterable[BlockHash], change: KeepChange) -> None:
+        for block_hash in hashes:
+            self._uses[block_hash] -= 1
+            if not self._uses[block_hash]:
+                del self._uses[block_hash]
+                change.ended.append(block_hash)

@@ -12,7 +12,7 @@ from gpu_worker.migration.prefix.prefix_fetcher import PrefixFetcher
 from gpu_worker.migration.standby.kept_histories import KeepChange, KeptHistories, KeptHistory
 from gpu_worker.scheduling.standby_blocks import Tail
 from gpu_worker.steps.runner import BlockMemory, BlocksInPlace
-from octavo.request.errors import Draining, OutOfBlocks, ServingError
+from octavo.request.errors import Draining, InvalidArgument, OutOfBlocks, ServingError
 from octavo.request.ids import BlockHash, BlockId, Incarnation
 
 log = logging.getLogger(__name__)
@@ -43,29 +43,37 @@ class StandbyBuddy:
         self._num_lost = 0  # by the last count of what was held
 
     async def note_histories(self, request: StandbyRequest) -> list[HistoryState]:
-        """Takes in all that an owner wants kept. Raises Mismatch, or Draining."""
+        """Takes in all that an owner wants kept. Raises Mismatch, Draining, or InvalidArgument for a tail."""
         if self._watch.draining:
             raise Draining("this worker drains: choose another one")
         require_same_model(self._blocks.info, request.fingerprint, request.layout, request.numerics)
+        self._check_tails(request)
         change, states = self.histories.update(request.owner, request.number, request.histories, time.monotonic())
         self.num_refused += sum(each.refused for each in states)
         await self._apply(change)
         self._wake.set()
         for each in request.histories:
-            kept = self.histories.find(request.owner, (each.seq_id, each.branch))
+            kept = self.histories.find(request.owner, request.number, (each.seq_id, each.branch))
             if each.tail is not None and kept is not None and not kept.refused:
                 await self._keep_tail(kept, each.tail)
-                if self.histories.find(request.owner, (each.seq_id, each.branch)) is not kept:
-                    await self._blocks.stand_by([], [each.tail.name])  # the history has ended meanwhile
         return states
+
+    def _check_tails(self, request: StandbyRequest) -> None:
+        size = self._memory.bytes_per_block
+        for index, each in enumerate(request.histories):
+            if each.tail is not None and len(each.tail.content) != size:
+                told = f"{len(each.tail.content)} bytes, and a block of this layout has {size}: send the whole block"
+                raise InvalidArgument(f"histories[{index}].tail.content", told)
 
     async def _keep_tail(self, kept: KeptHistory, tail: Tail) -> None:
         """Keeps a tail instead of the one that this history had. It is of use where blocks lie as they come."""
-        if not isinstance(self._memory, BlocksInPlace) or len(tail.content) != self._memory.bytes_per_block:
+        if not isinstance(self._memory, BlocksInPlace):
             return
-        before, kept.tail = kept.tail, tail.name
-        if not await self._blocks.put_tail(tail, before, self._write):
-            kept.tail = None
+        change = KeepChange([], self.histories.set_tail(kept, tail.name))
+        if kept.tail is None:
+            await self._apply(change)
+        elif not await self._blocks.put_tail(tail, change.ended, self._write) and kept.tail == tail.name:
+            self.histories.end_tail(kept, change)
 
     def _write(self, block: BlockId, content: bytes) -> None:
         left = memoryview(content)

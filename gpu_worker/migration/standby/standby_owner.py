@@ -149,6 +149,7 @@ class StandbyOwner:
         if found is None:
             return None
         key, branch = found
+        branch.tail_at = time.monotonic()
         num_blocks = len(branch.hashes)
         num_sent = branch.tail[1] if branch.tail[0] == num_blocks else 0
         num_new = max(1, self._blocks.info.block_size // TAIL_PART)
@@ -189,7 +190,6 @@ class StandbyOwner:
         self._num_calls += 1
         histories = [each for each, _, _ in named]
         if found is not None:
-            found.branch.tail_at = told.called_at
             histories = [replace(one, tail=found.tail) if each is found.branch else one for one, each, _ in named]
         request = StandbyRequest(
             self._incarnation, info.fingerprint, info.layout, info.numerics, histories, self._num_calls
@@ -208,7 +208,7 @@ class StandbyOwner:
             return
         told.answered_at = time.monotonic()
         told.tail_after = told.answered_at + TAIL_PAUSE * (told.answered_at - told.called_at)
-        if found is not None:
+        if found is not None and any(each is found.branch for _, each, _ in named):
             found.branch.tail = len(found.branch.hashes), found.num_tokens
         if not named:
             self._told.pop(buddy.incarnation, None)

@@ -9,6 +9,7 @@ import torch
 from gpu_worker.models.decoders import rope
 from gpu_worker.models.decoders.expert_families import DEFAULTS, expert_layers, read_experts_config
 from gpu_worker.models.decoders.experts import ExpertsConfig
+from gpu_worker.models.decoders.latent.latent_config import FAMILIES as LATENT
 from gpu_worker.models.decoders.latent.latent_config import LatentConfig, read_latent
 from gpu_worker.models.decoders.rope import RopeParameters
 from gpu_worker.ops import BlockSparsePattern
@@ -134,7 +135,7 @@ class LlamaConfig:
     def _read(cls, config: Mapping[str, Any]) -> "LlamaConfig":
         config = _whole(config)
         num_layers, num_heads = int(config["num_hidden_layers"]), int(config["num_attention_heads"])
-        latent = read_latent(config)
+        latent = read_latent(config, rope.stretch(config))
         head_dim = latent.width if latent else int(config.get("head_dim") or config["hidden_size"] // num_heads)
         num_kv_heads = 1 if latent else int(config.get("num_key_value_heads") or num_heads)
         context_tokens = int(config["max_position_embeddings"])
@@ -199,9 +200,8 @@ def _is_activation_known(config: Mapping[str, Any]) -> bool:
 
 def is_mixture(config: Mapping[str, Any]) -> bool:
     """Whether the extension computes what this configuration of a mixture of experts means."""
-    windowed = (
-        config.get("use_sliding_window") and config.get("model_type") != "mixtral"
-    )  # Transformers masks otherwise
+    # Transformers masks otherwise.
+    windowed = config.get("use_sliding_window") and config.get("model_type") not in ("mixtral", *LATENT)
     return (
         config.get("model_type") in MIXTURES
         and config.get("hidden_act", "silu") in ("silu", "swish")
@@ -275,7 +275,7 @@ def _biased(config: Mapping[str, Any]) -> frozenset[str]:
     if family == "internlm3":  # which also has names of its own
         config = {"attention_bias": config.get("qkv_bias"), "mlp_bias": config.get("bias"), **config}
     attention = {"qkv", "out"} if family not in ("mistral", "phi3") and config.get("attention_bias") else set()
-    with_mlp = (*LLAMAS, "granite", "minicpm3", "smollm3", "youtu")
+    with_mlp = (*LLAMAS, "granite", "minicpm3", "smollm3")
     mlp = {"gate_up", "down"} if family in with_mlp and config.get("mlp_bias") else set()
     return frozenset(attention | mlp)
 
@@ -299,7 +299,7 @@ def _window(config: Mapping[str, Any], layer: int) -> int:
     window = int(config.get("sliding_window") or 0)
     family = config.get("model_type")
     is_windowed = family in PERIODS or config.get("use_sliding_window", family in ALWAYS_WINDOWED)
-    if family in (*LLAMAS, "minimax_m2") or not is_windowed:
+    if family in (*LLAMAS, *LATENT, "minimax_m2") or not is_windowed:
         return 0
     kinds = config.get("layer_types")
     if family in ("mistral", "mixtral", "phi3"):

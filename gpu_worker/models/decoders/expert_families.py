@@ -5,6 +5,7 @@ from typing import Any
 
 from gpu_worker.models.decoders.experts import ExpertsConfig
 from octavo.model_files.quantization import MIXTURES
+from octavo.request.errors import BadModel
 
 Config = Mapping[str, Any]
 _GEMMA = {"tie_word_embeddings": True, "rms_norm_eps": 1e-6, "head_dim": 256}
@@ -46,7 +47,7 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     },
     "gpt_oss": {"rope_theta": 150000.0, "sliding_window": 128, "attention_bias": True},
     "hy_v3": {"rope_theta": 11158840.0, "first_k_dense_replace": 1},
-    "kimi_k2": _DEEPSEEK_V3,  # which is what it is
+    "kimi_k2": _DEEPSEEK_V3,
     "minicpm3": {
         "kv_lora_rank": 256,
         "q_lora_rank": 768,
@@ -112,13 +113,16 @@ def _qwen3(config: Config) -> ExpertsConfig:
 
 def _deepseek_v2(config: Config) -> ExpertsConfig:
     """Its shares are a softmax over all, and a group is as good as its best expert."""
-    in_groups = config.get("topk_method") == "group_limited_greedy"
+    method = config.get("topk_method", "greedy")
+    if method not in ("greedy", "group_limited_greedy"):
+        raise BadModel(f"config.json: topk_method is {method!r}, and 'greedy' and 'group_limited_greedy' are read")
+    in_groups = method == "group_limited_greedy"
     return ExpertsConfig(
         **_sizes(config),
         share_scale=float(config.get("routed_scaling_factor", 1.0)),
         groups=int(config.get("n_group") or 1) if in_groups else 1,
         top_groups=int(config.get("topk_group") or 1) if in_groups else 1,
-        group_best=1,
+        best_per_group=1,
         shared_inner=int(config.get("n_shared_experts") or 0) * int(config["moe_intermediate_size"]),
     )
 

@@ -38,7 +38,7 @@ class ExpertsConfig:
     corrected: bool = False  # a number for each expert is added to its share where experts are chosen
     groups: int = 1  # experts are chosen from the best groups
     top_groups: int = 1
-    group_best: int = 2  # so many of a group are summed up to find these: its best one, or two
+    best_per_group: int = 2  # the ranks of so many experts, 1 or 2, are a group's, by which these are found
     biased: bool = False  # router and experts have biases
     swiglu_alpha: float = 0.0  # of gates like those of gpt-oss, with their limit; 0: SiLU
     swiglu_limit: float = 0.0
@@ -55,7 +55,7 @@ class ExpertsConfig:
             raise ValueError(f"{self.top} of {self.count} experts of {self.inner} rows")
         size = self.count // self.groups if self.groups > 0 and self.count % self.groups == 0 else 0
         if (
-            size < min(self.groups, self.group_best)
+            size < (self.best_per_group if self.groups > 1 else 1)
             or not 1 <= self.top_groups <= self.groups
             or self.top > size * self.top_groups
         ):
@@ -108,7 +108,7 @@ def choose(config: ExpertsConfig, scores: Tensor, correction: Tensor | None) -> 
     ranks = parts if correction is None else parts + correction
     if config.groups > 1:
         grouped = ranks.view(len(ranks), config.groups, -1)
-        best = grouped.topk(config.group_best, dim=-1).values.sum(-1).topk(config.top_groups, dim=-1).indices
+        best = grouped.topk(config.best_per_group, dim=-1).values.sum(-1).topk(config.top_groups, dim=-1).indices
         kept = torch.zeros(grouped.shape[:2], dtype=torch.bool, device=ranks.device).scatter_(1, best, True)
         ranks = grouped.masked_fill(~kept.unsqueeze(-1), float("-inf")).view_as(ranks)
     chosen = ranks.topk(config.top, dim=-1).indices

@@ -33,8 +33,10 @@ FIRST_SOURCES = {  # the matrices of a layer, and the first tensor that each is 
     "gate_up": "mlp.gate_proj",
     "down": "mlp.down_proj",
 }
-LATENT_SOURCES = {"queries": "self_attn.q_b_proj", "latent_keys": "self_attn.k_b_proj"} | {
-    "latent_values": "self_attn.v_b_proj"  # of latent attention, by the names of latent_source
+LATENT_SOURCES = {  # of latent attention, beside these: as latent_source names them
+    "queries": "self_attn.q_b_proj",
+    "latent_keys": "self_attn.k_b_proj",
+    "latent_values": "self_attn.v_b_proj",
 }
 FUSED_SOURCES = {"qkv": "self_attn.qkv_proj", "gate_up": "mlp.gate_up_proj"}  # Phi-3's are one matrix already
 NO_LORA_ON_GPUS = LoraSupport(refusal="a group of GPUs has no adapters: leave --tensor-parallel out")

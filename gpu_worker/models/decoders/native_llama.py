@@ -34,15 +34,22 @@ MAX_HEAD_DIM = 256
 MAX_LATENT = 1024  # what a page holds of a token with latent attention
 
 
-def supports(config: LlamaConfig) -> bool:
-    """Whether the extension computes this model: its heads fill the registers.
+def find_obstacle(config: LlamaConfig) -> str:
+    """Why the extension does not compute this model; empty if it does: its heads fill the registers.
 
     With latent attention each head has whole groups of rows in the matrices of keys and of values.
     """
-    if latent := config.latent:
-        whole = latent.rank % GROUP_ROWS == 0 and latent.values % GROUP_ROWS == 0
-        return whole and config.head_dim % 8 == 0 and config.head_dim <= MAX_LATENT
-    return config.head_dim % 8 == 0 and config.head_dim <= MAX_HEAD_DIM
+    latent, size = config.latent, config.head_dim
+    if latent and (latent.rank % GROUP_ROWS or latent.values % GROUP_ROWS):
+        return (
+            f"latents of {latent.rank} (kv_lora_rank) and values of {latent.values} (v_head_dim) "
+            f"are not both multiples of {GROUP_ROWS}"
+        )
+    most = MAX_LATENT if latent else MAX_HEAD_DIM
+    if size % 8 == 0 and size <= most:
+        return ""
+    named = "latents (kv_lora_rank and qk_rope_head_dim)" if latent else "heads (head_dim)"
+    return f"{named} of {size} numbers are no multiple of 8, or more than {most}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +251,7 @@ class NativeLlamaDecoder(OwnDecoder):
                 "say --quantization none (or q8 or q4, which round all)"
             )
         vectors = ("router_bias", "router_correction", "expert_gate_up_bias", "expert_down_bias")
-        settings = ("top", "sigmoid", "shares_sum_to_one", "share_scale", "groups", "top_groups", "group_best")
+        settings = ("top", "sigmoid", "shares_sum_to_one", "share_scale", "groups", "top_groups", "best_per_group")
         swiglu = ("swiglu_alpha", "swiglu_limit")
         return shared | {
             **{name: tensors[name] for name in vectors if name in tensors},

@@ -34,6 +34,17 @@ def far_and_near(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[
     return config, plain if config.get("model_type") == "olmo3" else None
 
 
+def stretch(config: Mapping[str, Any]) -> float:
+    """By what scores of latent attention are multiplied twice, where positions are scaled."""
+    scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    weight = 0.0 if kind(config) == "default" else float(scaling.get("mscale_all_dim") or 0.0)
+    return _grow(weight, float(scaling.get("factor") or 1.0))
+
+
+def _grow(weight: float, factor: float) -> float:
+    return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeParameters:
     """How positions become angles. Parameters that a kind does not use are ignored."""
@@ -161,10 +172,6 @@ class RopeParameters:
             return self.attention_factor
         if self.kind == "longrope":
             return math.sqrt(1 + math.log(self.factor) / math.log(self.original_context)) if self.factor > 1 else 1.0
-
-        def grow(weight: float) -> float:
-            return 0.1 * weight * math.log(self.factor) + 1.0 if self.factor > 1 else 1.0
-
         if self.mscale and self.mscale_all_dim:
-            return grow(self.mscale) / grow(self.mscale_all_dim)
-        return grow(1.0)
+            return _grow(self.mscale, self.factor) / _grow(self.mscale_all_dim, self.factor)
+        return _grow(1.0, self.factor)

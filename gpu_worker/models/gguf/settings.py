@@ -7,6 +7,7 @@ from gpu_worker.models.gguf.positions import rope_parameters
 from gpu_worker.models.gguf.recipes import Recipe
 from octavo.request.errors import BadModel
 
+OTHERWISE = ": use a directory of this model"
 SOFTMAX, SIGMOID = 1, 2  # what llama.cpp calls a router by how it makes shares
 # Texts have one position for a token, whatever number of dimensions pictures have.
 IGNORED_OF_PICTURES = ("n_deepstack_layers", "rope.dimension_sections")
@@ -38,7 +39,7 @@ def granite_scales(header: GgufHeader) -> dict[str, Any]:
 
 
 def experts(header: GgufHeader, layer: int = 0) -> dict[str, Any]:
-    """By both names that configurations have for how many there are."""
+    """How many there are, by both names that configurations have for it, and how many a token asks."""
     count, used = header.experts(layer)
     return {"num_local_experts": count, "num_experts": count, "num_experts_per_tok": used}
 
@@ -60,7 +61,7 @@ def check_gating(header: GgufHeader, known: int) -> None:
 def check_shared(header: GgufHeader, count: int, inner: int, layer: int) -> None:
     """Experts that all tokens ask lie as one, of the rows of all: BadModel unless that one has them."""
     if (rows := header.inner_size("ffn_down_shexp", layer)) != count * inner:
-        raise BadModel(f"{header.name}: the {count} experts that all tokens ask have {rows} rows together")
+        raise BadModel(f"{header.name}: the {count} experts that all tokens ask have {rows} rows together{OTHERWISE}")
 
 
 def corrections(header: GgufHeader, first: int, name: str = "mlp.gate.e_score_correction_bias") -> dict[str, Recipe]:

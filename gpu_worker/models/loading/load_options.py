@@ -71,15 +71,16 @@ class LoadOptions:
             return False
         if self.keeps and config is not None and isinstance(self.ops, NativeCudaOps) and self.place is None:
             return False
-        on_cpu = isinstance(self.ops, NativeCpuOps) and config is not None and native_llama.supports(config)
-        if on_cpu and not self.keeps:
+        on_cpu = isinstance(self.ops, NativeCpuOps) and config is not None
+        obstacle = native_llama.find_obstacle(config) if config is not None and on_cpu else ""
+        if on_cpu and not obstacle and not self.keeps:
             return True
         if self.place is not None:
             raise InvalidArgument(
                 "tensor_parallel",
                 "a group runs models like Llama, by the extension on a CPU, and like GPT alone: leave it out",
             )
-        self.refuse_packed()
+        self.refuse_packed(obstacle)
         return False
 
     def _refuse_for_latents(self) -> None:
@@ -102,9 +103,13 @@ class LoadOptions:
             return None
         return LlamaDeviceShare.of(config, self.place)
 
-    def refuse_packed(self) -> None:
+    def refuse_packed(self, obstacle: str = "") -> None:
+        """`obstacle`: why a model that would run by the extension does not."""
         if self.keeps:
             reason = "kept needs the CUDA kernels on a GPU and a Llama-like model: say auto"
+            raise InvalidArgument("quantization", reason)
+        if self.quantization not in ("auto", "none") and obstacle:
+            reason = f"{self.quantization} does not round this model, as its {obstacle}: say auto or none"
             raise InvalidArgument("quantization", reason)
         if self.quantization not in ("auto", "none"):
             raise InvalidArgument(

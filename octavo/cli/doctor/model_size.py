@@ -42,14 +42,15 @@ MEASURED_S = 0.2
 Q8, Q4, Q4_ZEROS = 34 / 32, 18 / 32, 20 / 32
 AS_THEY_ARE, HALVES = ("", None, None), ("--dtype bfloat16", 2.0, 2.0)
 ROUNDED = (("--quantization q8", Q8, Q8), ("--quantization q4", Q4, Q8))
-OUTER = ("embed_tokens.weight", "lm_head.weight")  # kept in 8 bits where others are in 4
+# Kept in 8 bits where others are in 4; the last makes keys and values of latents.
+OUTER = ("embed_tokens.weight", "lm_head.weight", "kv_b_proj.weight")
 EMBEDDINGS = ("embed_tokens.weight", "token_embd.weight")  # of which a token reads a row, if there is a head beside it
 HEAD = re.compile(r"(.*\.)?lm_head\.weight|output\.weight")
 # Tensors of the text of a model that reads more, which alone is loaded (gpu_worker/models/text_part.py).
 OF_TEXT = re.compile(r"(model\.)?(language_model|text_model)\..+|lm_head\..+")
 # What chooses experts, and matrices that others multiply with, stay in floats where Transformers' code runs.
 NOT_ROUNDED = re.compile(r".*\.(gate|router|shared_expert_gate|wg|gating|dt_proj|kv_b_proj)\.weight")
-DECODED = re.compile(r".*\.ssm_dt\.weight")  # of these, what GGUF files call otherwise
+DECODED = re.compile(r".*\.(ssm_dt|attn_(k|v|kv)_b)\.weight")  # of these, what GGUF files call otherwise
 RECURRENT = re.compile(r"(blk\.\d+)\.(ssm_|shortconv\.).*")
 LEAST_ROWS = 16  # of a matrix that is rounded
 COLUMNS = 32  # it has a multiple of
@@ -193,7 +194,16 @@ def _of_file(path: Path) -> ModelSize:
         if rank := metadata.integer(f"{kind}.attention.kv_lora_rank", 0):  # one vector for all heads
             kv_heads, width = 1, rank + metadata.integer(f"{kind}.rope.dimension_count", 0)
         count, top = (metadata.integer(f"{kind}.expert_{what}", 0) for what in ("count", "used_count"))
-        kept = _decoded if kind in GPT else _kept_by_transformers if runs_through_transformers(file) else _kept
+        keys = _part_of_keys(metadata, kind) if rank else 0.0
+
+        def kept(tensor: TensorInfo) -> float:
+            if kind in GPT:
+                return 4.0
+            if runs_through_transformers(file):
+                return _kept_by_transformers(tensor)
+            halves = tensor.name.endswith(".attn_kv_b.weight") and tensor.type not in FLOATS
+            return keys * Q8 + (1 - keys) * _kept(tensor) if halves else _kept(tensor)
+
         recurrent = {match[1] for match in map(RECURRENT.fullmatch, file.tensors) if match}
         without_keys = sum(f"{layer}.attn_k.weight" not in file.tensors for layer in recurrent)
         return ModelSize(
@@ -218,8 +228,17 @@ def _kept_by_transformers(tensor: TensorInfo) -> float:
     return Q8 if tensor.type == TensorType.MXFP4 else _kept(tensor)
 
 
-def _decoded(_: TensorInfo) -> float:
-    return 4.0
+def _part_of_keys(metadata: Metadata, kind: str) -> float:
+    """How much of the matrix that makes keys and values of latents is those of keys: they lie the other way round, and
+    are kept in 8 bits where a file has them in one tensor."""
+    keys, values = (
+        metadata.integer(
+            f"{kind}.attention.{which}_length_mla", metadata.integer(f"{kind}.attention.{which}_length", 0)
+        )
+        for which in ("key", "value")
+    )
+    plain = keys - metadata.integer(f"{kind}.rope.dimension_count", 0)
+    return plain / (plain + values) if plain > 0 else 0.0
 
 
 def _kept(tensor: TensorInfo) -> float:

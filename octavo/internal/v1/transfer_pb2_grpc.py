@@ -187,7 +187,8 @@ class TransferServicer(object):
         Each call of an owner names all of its histories here: those that it does not name again have ended. All of them end
         when no call has come for 20 s. Idempotent.
 
-        * INVALID_ARGUMENT: no owner, a bad id, hashes that are none, too many of them, or a tail with a wrong checksum.
+        * INVALID_ARGUMENT: no owner, a bad id, hashes that are none, too many of them, or a tail with a wrong checksum
+          or length.
         * FAILED_PRECONDITION: another layout or model, or this worker keeps no standbys.
         * UNAVAILABLE: this worker drains, or the model is still loading.
         """

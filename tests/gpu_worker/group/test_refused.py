@@ -24,6 +24,8 @@ GPT2 = {"vocab_size": 64, "n_embd": 48, "n_layer": 1, "n_head": 2, "n_positions"
 SMALL = {"vocab_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "max_position_embeddings": 64}
 OPT = {**SMALL, "hidden_size": 32, "ffn_dim": 32, "word_embed_proj_dim": 32}
 MIXTRAL = {**SMALL, "hidden_size": 64, "intermediate_size": 32, "num_key_value_heads": 2, "num_local_experts": 2}
+YOUTU = {**SMALL, "hidden_size": 32, "intermediate_size": 32, "kv_lora_rank": 16, "q_lora_rank": 16}
+YOUTU |= {"qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16}
 UNEVEN = {"intermediate_size": 72}  # the up projection's rows begin within a packed group of the gate's
 
 
@@ -38,6 +40,7 @@ def saved(kind: str, **fields: object) -> Callable[[Path], Path]:
 
 gpt, through_transformers, mixture = saved("GPT2", **GPT2), saved("OPT", **OPT), saved("Mixtral", **MIXTRAL)
 narrow, uneven_mixture = saved("GPT2", **{**GPT2, "n_head": 4}), saved("Mixtral", **{**MIXTRAL, **UNEVEN})
+latent = saved("Youtu", **YOUTU)
 uneven = partial(folder_llama, num_hidden_layers=1, **UNEVEN)
 
 
@@ -46,6 +49,7 @@ uneven = partial(folder_llama, num_hidden_layers=1, **UNEVEN)
     [
         (folder_llama, 4, {"stages": 4}, "this model has 3 layers: give no more stages"),
         (through_transformers, 2, {}, "runs models like Llama, .* and like GPT alone: leave it out"),
+        (latent, 2, {}, r"a group divides no latent attention \(MLA\): leave it out"),
         (folder_llama, 8, {}, "this model is too small for 8 ranks: give fewer"),
         (uneven, 2, {"dtype": "bfloat16", "quantization": "none"}, "rows that are packed together: leave it out"),
         (mixture, 3, {}, "this model is too small for 3 ranks: give fewer"),

@@ -8,6 +8,7 @@ import torch
 from effort import draws
 
 from gpu_worker.models import numerics
+from gpu_worker.models.through_transformers.pictures.decoder import PictureDecoder
 from gpu_worker.ops import native
 from gpu_worker.ops.native_cuda import NativeCudaOps
 from gpu_worker.ops.reference import ReferenceOps
@@ -81,3 +82,10 @@ def test_a_class_names_the_ranks_with_a_device_each_unless_rows_are_summed_in_on
     alone = class_of(ReferenceOps(), 1)
     assert len({alone, class_of(ReferenceOps(), 2), class_of(ReferenceOps(), 3)}) == 3
     assert class_of(ReferenceOps(), 2, batch_invariant=True) == alone
+
+
+def test_a_class_names_the_products_of_models_with_pictures() -> None:
+    """Workers from before the ops made them computed other bits."""
+    cpu, decoder = torch.device("cpu"), object.__new__(PictureDecoder)
+    found = numerics.class_of(ReferenceOps(), decoder, torch.float32, torch.float32, cpu, False)
+    assert "/picture/float32/" in found and "/by-ops/" in found

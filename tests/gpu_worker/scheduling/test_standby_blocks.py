@@ -151,7 +151,7 @@ def test_a_branch_begins_in_the_middle_of_the_longest_tail_that_is_its_own(param
     if num_in_tail:
         name = block_hash(sequence.root, hashes[-1], tokens[12 : 12 + num_in_tail])
         tail = Tail(name, b"bytes")
-        assert standby.put_tail(tail, None, lambda *each: written.append(each))
+        assert standby.put_tail(tail, [], lambda *each: written.append(each))
         assert cache.tails == {name} and not set(cache.hottest(bench.workload.tables.device.refs, 9)) & cache.tails
     assert bench.scheduler.admit(sequence).admitted
     plan, _ = bench.step()
@@ -167,12 +167,27 @@ def test_a_tail_takes_the_place_of_the_one_before_and_of_nothing_else() -> None:
     names = [BlockHash(bytes([number]) * 16) for number in range(1, 9)]
     keep_history(standby, exchange, names[:6])
     for number, name in enumerate(names[6:]):
-        ended = names[5 + number] if number else None
+        ended = [names[5 + number]] if number else []
         assert standby.put_tail(Tail(name, b""), ended, lambda *_: None)
         assert (tables.cache.tails, tables.device.num_free) == ({name}, 1)
     keep_history(standby, exchange, names[6:7])
-    assert not standby.put_tail(Tail(BlockHash(bytes(16)), b""), None, lambda *_: None), "all blocks are kept"
+    assert not standby.put_tail(Tail(BlockHash(bytes(16)), b""), [], lambda *_: None), "all blocks are kept"
     standby.keep([], names)
     bench.admit("a", 20)
     bench.finish()
     assert not tables.cache.tails
+
+
+def test_routers_and_the_host_pool_hear_nothing_of_tails_and_their_names_end_with_them() -> None:
+    bench = Bench(runner={"num_blocks": 8})
+    cache, device = bench.workload.tables.cache, bench.workload.tables.device
+    name, other = (BlockHash(bytes([number]) * 16) for number in (1, 2))
+    standby = StandbyBlocks(bench.workload)
+    assert standby.put_tail(Tail(name, b""), [], lambda *_: None)
+    assert cache.num_idle_wanted == 1 and not cache.next_evicted(8)
+    device.reserve(8).release()  # the tail is evicted
+    assert cache.find(name) is None and cache.standby == {name}
+    assert standby.put_tail(Tail(other, b""), [name], lambda *_: None)
+    device.check_blocks([])
+    assert cache.tails == cache.standby == {other}
+    assert (cache.take_events(), cache.digest, cache.block_hashes()) == ([], 0, [])

@@ -4,6 +4,7 @@ import asyncio
 import json
 from contextlib import asynccontextmanager
 
+import grpc
 import pytest
 from waiting import until
 
@@ -111,6 +112,18 @@ async def test_an_adapter_without_room_closes_no_worker_to_others():
         async with linked(Answering(answer=later)) as link:
             assert await link.schedule(ADMISSION, follow=False) == later
             assert link._declined is closed
+
+
+@pytest.mark.parametrize("code", [grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.INTERNAL])
+async def test_a_call_says_whether_its_connection_broke(code):
+    class Ending(Answering):
+        async def Schedule(self, request, context):
+            await context.abort(code, "")
+
+    async with linked(Ending()) as link:
+        with pytest.raises(LinkError) as caught:
+            await link.schedule(ADMISSION, follow=False)
+        assert caught.value.lost_connection is (code is grpc.StatusCode.UNAVAILABLE)
 
 
 @pytest.mark.parametrize(("step", "who"), [(-1, "worker"), (0, ""), (1, "router")])

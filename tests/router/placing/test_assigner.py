@@ -202,7 +202,7 @@ async def test_a_crash_is_counted_where_the_connection_broke_and_a_probe_says_no
     make_scene, found, broke, lives, crashes
 ):
     """Seed 344 of the simulation at 2b8a9fda: a poison request killed a fourth worker."""
-    scene = await make_scene(LinkError("broken", broke=broke), ADMITTED)
+    scene = await make_scene(LinkError("broken", lost_connection=broke), ADMITTED)
     scene.links[0].found = found
     renewing = asyncio.create_task(renew_lease(scene.store) if lives else asyncio.sleep(0))
     record = await scene.assign()

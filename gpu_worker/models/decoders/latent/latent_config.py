@@ -1,6 +1,5 @@
 """The sizes of latent attention, and how they are read from a Transformers configuration."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -8,7 +7,8 @@ from typing import Any
 from octavo.request.errors import BadModel
 
 FAMILIES = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "kimi_k2", "minicpm3", "youtu")
-HALVES_TURN = ("minicpm3",)  # whose dimensions turn with those half of them away; others' with their neighbours
+# Whose dimensions turn with those half of them away, and with their neighbours, whatever `rope_interleave` says.
+HALVES_TURN, NEIGHBOURS_TURN = ("minicpm3",), ("deepseek_v2",)
 EPS = 1e-6  # of the norms of latents, whatever the model's other norms have
 
 
@@ -39,8 +39,8 @@ class LatentConfig:
         return {"eps": EPS, **{name: getattr(self, name) for name in names}}
 
 
-def read_latent(config: Mapping[str, Any]) -> LatentConfig | None:
-    """None for a model whose heads have keys and values of their own."""
+def read_latent(config: Mapping[str, Any], stretch: float) -> LatentConfig | None:
+    """None for a model whose heads have keys and values of their own. Scores are multiplied with `stretch` twice."""
     family = config.get("model_type")
     if family not in FAMILIES:
         return None
@@ -51,8 +51,9 @@ def read_latent(config: Mapping[str, Any]) -> LatentConfig | None:
         plain=plain,
         rotated=rotated,
         values=int(config.get("v_head_dim") or config["hidden_size"] // config["num_attention_heads"]),
-        scale=(plain + rotated) ** -0.5 * _stretch(config) ** 2,
-        interleaved=family not in HALVES_TURN and bool(config.get("rope_interleave", True)),
+        scale=(plain + rotated) ** -0.5 * stretch**2,
+        interleaved=family in NEIGHBOURS_TURN
+        or (family not in HALVES_TURN and bool(config.get("rope_interleave", True))),
     )
     if min(latent.rank, plain, rotated, latent.values) < 1 or rotated % 2 or latent.query_rank < 0:
         raise BadModel(
@@ -60,10 +61,3 @@ def read_latent(config: Mapping[str, Any]) -> LatentConfig | None:
             f"(qk_nope_head_dim, qk_rope_head_dim) and values of {latent.values} (v_head_dim)"
         )
     return latent
-
-
-def _stretch(config: Mapping[str, Any]) -> float:
-    """By what scores of models with scaled positions are multiplied twice."""
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    weight, factor = float(rope.get("mscale_all_dim") or 0.0), float(rope.get("factor") or 1.0)
-    return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from gpu_worker.models.checkpoint.weights import FLOATS, BlockSource, WeightSource
 from gpu_worker.models.decoders.latent.latent_config import LatentConfig
+from octavo.request.errors import BadModel
 
 WHOLE, KEYS, VALUES = (f".self_attn.{name}_b_proj.weight" for name in ("kv", "k", "v"))
 QUERIES, LATENTS = (".self_attn.q_proj.", ".self_attn.q_b_proj."), ".self_attn.kv_a_proj_with_mqa."
@@ -45,10 +46,20 @@ class LatentSource:
         if not half:
             return self._in_order(name, self._source.get(name))
         tensor = self._source.get(whole)
+        self._check(whole, tuple(tensor.shape))
         dims = self._sizes.plain, self._sizes.values
         keys, values = tensor.view(self._heads, sum(dims), -1).split(dims, dim=1)
         found: Tensor = keys.transpose(1, 2) if half == KEYS else values
         return found.flatten(0, 1)
+
+    def _check(self, whole: str, found: tuple[int, ...]) -> None:
+        """BadModel unless a matrix with both halves has the shape that is taken apart."""
+        wanted = self._heads * (self._sizes.plain + self._sizes.values), self._sizes.rank
+        if found != wanted:
+            raise BadModel(
+                f"tensor {whole!r} is {found}, the configuration says {wanted} "
+                "(num_attention_heads, qk_nope_head_dim, v_head_dim, kv_lora_rank)"
+            )
 
     def _whole(self, name: str) -> tuple[str, str]:
         """The name of the matrix that this one is half of, and which; empty: it is none, or stored by itself."""
@@ -93,15 +104,16 @@ class LatentBlockSource(LatentSource):
         whole, half = self._whole(name)
         if not half:
             return self._blocks.shape(name)
-        _, rank = self._blocks.shape(whole)
+        self._check(whole, self._blocks.shape(whole))
         if half == KEYS:
-            return self._heads * rank, self._sizes.plain
-        return self._heads * self._sizes.values, rank
+            return self._heads * self._sizes.rank, self._sizes.plain
+        return self._heads * self._sizes.values, self._sizes.rank
 
     def blocks(self, name: str) -> Tensor:
         whole, half = self._whole(name)
         if not half:
             return self._in_order(name, self._blocks.blocks(name))
+        self._check(whole, self._blocks.shape(whole))
         dims = self._sizes.plain, self._sizes.values
         heads: Tensor = self._blocks.blocks(whole).unflatten(0, (self._heads, sum(dims)))
         return heads[:, dims[0] :].flatten(0, 1)

@@ -1,7 +1,7 @@
 """Kimi Linear: delta nets whose memory fades channel by channel, latent attention without positions, and experts.
 
-Files have the matrix that expands a latent into keys and values in two: that of keys the other way round, as it is
-multiplied with queries.
+The halves of the matrix that expands a latent, which architectures/latent.py says more about, are joined again: these
+models run through Transformers.
 """
 
 from collections.abc import Sequence
@@ -21,6 +21,7 @@ from gpu_worker.models.gguf.recipes import (
     shared_names,
 )
 from gpu_worker.models.gguf.settings import (
+    OTHERWISE,
     SIGMOID,
     check_gating,
     check_shared,
@@ -56,11 +57,12 @@ def read_kimi_linear(header: GgufHeader) -> Family:
     if linear != [not count for count in header.kv_head_counts] or all(linear):
         raise BadModel(
             f"{header.name}: the layers with keys (kimi-linear.attention.head_count_kv) are not those without "
-            "convolutions, or there are none"
+            f"convolutions, or there are none{OTHERWISE}"
         )
     first = header.integer("leading_dense_block_count", 0)
     if not 0 <= first < header.layers:
-        raise BadModel(f"{header.name}: {first} of {header.layers} layers have no experts (leading_dense_block_count)")
+        what = f"{first} of {header.layers} layers have no experts (leading_dense_block_count)"
+        raise BadModel(f"{header.name}: {what}{OTHERWISE}")
     inner, count = header.inner_size("ffn_down_exps", first), header.integer("expert_shared_count")
     check_shared(header, count, inner, first)
     config = without_positions(header, "kimi_linear", **rms(header), **experts(header, first)) | _heads(header, linear)
@@ -98,7 +100,7 @@ def _heads(header: GgufHeader, linear: Sequence[bool]) -> dict[str, Any]:
     if not known or size < 1 or channels % size:
         raise BadModel(
             f"{header.name}: heads of {keys} and {values}, latents of {rank} and {turned}, and heads of {size} are not "
-            "those of its tensors (kimi-linear.attention.key_length_mla, kv_lora_rank, kda.head_dim)"
+            f"those of its tensors (kimi-linear.attention.key_length_mla, kv_lora_rank, kda.head_dim){OTHERWISE}"
         )
     return {
         "num_key_value_heads": header.heads,

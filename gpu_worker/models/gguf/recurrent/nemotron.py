@@ -7,6 +7,7 @@ from gpu_worker.models.gguf.header import GgufHeader
 from gpu_worker.models.gguf.recipes import Family, Recipe, named_recipes, turned_as_llama
 from gpu_worker.models.gguf.recurrent.mamba import scan_recipes, scan_settings
 from gpu_worker.models.gguf.settings import (
+    OTHERWISE,
     SIGMOID,
     check_gating,
     drafting_layers,
@@ -80,7 +81,7 @@ def read_nemotron_h(header: GgufHeader) -> Family:
 def _kind(header: GgufHeader, layer: int) -> str:
     found = [kind for part, kind in KINDS.items() if header.has(f"blk.{layer}.{part}.weight")]
     if len(found) != 1:
-        raise BadModel(f"{header.name}: layer {layer} is not one of {', '.join(KINDS.values())}: {found}")
+        raise BadModel(f"{header.name}: layer {layer} is not one of {', '.join(KINDS.values())}: {found}{OTHERWISE}")
     return found[0]
 
 
@@ -89,10 +90,11 @@ def _mixture(header: GgufHeader, mixed: Sequence[int]) -> dict[str, Any]:
     first = mixed[0]
     groups, used = header.integer("expert_group_count", 1), header.integer("expert_group_used_count", 0)
     if groups > 1 and not used:
-        raise BadModel(f"{header.name} does not say how many groups of experts are asked (expert_group_used_count)")
+        what = "how many groups of experts are asked (expert_group_used_count)"
+        raise BadModel(f"{header.name} does not say {what}{OTHERWISE}")
     latent = header.integer("moe_latent_size", 0)
     if bool(latent) != header.has(f"blk.{first}.ffn_latent_down.weight"):
-        raise BadModel(f"{header.name}: {header.arch}.moe_latent_size is {latent}, its tensors say other")
+        raise BadModel(f"{header.name}: {header.arch}.moe_latent_size is {latent}, its tensors say other{OTHERWISE}")
     return experts(header, first) | {
         "n_routed_experts": header.integer("expert_count"),
         "n_shared_experts": header.integer("expert_shared_count", 1),

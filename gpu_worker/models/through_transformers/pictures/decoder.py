@@ -28,6 +28,7 @@ class PictureDecoder(TransformersDecoder):
     """A TransformersDecoder whose batches may have pictures."""
 
     auto_model = AutoModelForImageTextToText
+    products = "by-ops"  # on a CPU: what a class of numerics has of `multiply_by_ops`
     attention: Mapping[str, str] = {"": IMPLEMENTATION, "text_config": IMPLEMENTATION, "vision_config": "sdpa"}
 
     def __init__(self, model: nn.Module, ops: Ops, device: torch.device, patches: PicturePatches) -> None:

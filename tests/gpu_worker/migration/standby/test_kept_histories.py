@@ -5,7 +5,7 @@ import random
 import pytest
 
 from gpu_worker.migration.calls.standby_calls import HistoryState, NamedHistory
-from gpu_worker.migration.standby.kept_histories import KEEP_S, SILENT_S, KeepChange, KeptHistories
+from gpu_worker.migration.standby.kept_histories import KEEP_S, SILENT_S, KeepChange, KeptHistories, KeptHistory
 from octavo.request.ids import BlockHash, Incarnation, SequenceId
 
 A, B = Incarnation("a"), Incarnation("b")
@@ -27,6 +27,10 @@ class Numbered(KeptHistories):
     def call(self, owner: Incarnation, named: list[NamedHistory], now: float) -> tuple[KeepChange, list[HistoryState]]:
         self.num_calls += 1
         return self.update(owner, self.num_calls, named, now)
+
+
+def find(table: Numbered, owner: Incarnation, name: str) -> KeptHistory | None:
+    return table.find(owner, table.num_calls, (SequenceId(name), 0))
 
 
 def test_what_is_named_again_is_known_already_and_what_is_not_has_ended() -> None:
@@ -139,10 +143,23 @@ def test_a_tail_ends_with_its_history() -> None:
     table = Numbered(3)
     table.call(A, [named("s", 1, 2)], 0.0)
     (tail,) = hashes(9)
-    table.find(A, (SequenceId("s"), 0)).tail = tail
-    assert table.find(A, (SequenceId("t"), 0)) is table.find(B, (SequenceId("s"), 0)) is None
+    assert table.set_tail(find(table, A, "s"), tail) == []
+    assert find(table, A, "t") is find(table, B, "s") is table.find(A, 0, (SequenceId("s"), 0)) is None
+    assert table.num_blocks == 3
     change, _ = table.call(A, [named("s", 3, first=2)], 1.0)
-    assert not change.ended
-    change, _ = table.call(A, [named("s", 4, first=3)], 2.0)
-    assert change.ended == [*hashes(1, 2, 3), tail], "there was no room"
+    assert change.ended == [*hashes(1, 2), tail], "there was no room"
+    table.check_uses()
     assert table.call(A, [], 3.0)[0].ended == []
+
+
+def test_a_tail_of_two_histories_ends_with_the_second_and_takes_room() -> None:
+    table = Numbered(2)
+    table.call(A, [named("s", 1), named("t", 1)], 0.0)
+    one, two = find(table, A, "s"), find(table, A, "t")
+    tail, later = hashes(8, 9)
+    assert table.set_tail(one, tail) == table.set_tail(two, tail) == []
+    assert table.set_tail(one, later) == [] and one.tail is None, "there is no room"
+    assert table.set_tail(two, later) == [tail] and two.tail == later
+    table.check_uses()
+    assert table.call(A, [], 1.0)[0].ended == [*hashes(1), later]
+    assert table.num_blocks == 0

@@ -2,15 +2,21 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import pytest
 from effort import some
 from waiting import until
 from worker_pair import Follower, PairedWorker, WorkerPair, greedy, worker_pair
 
+from gpu_worker.migration.calls.standby_calls import NamedHistory, StandbyRequest
 from gpu_worker.migration.standby import standby_buddy, standby_owner
+from gpu_worker.migration.standby.covered_sequences import CoveredBranch
+from gpu_worker.migration.standby.standby_owner import FoundTail
+from gpu_worker.scheduling.standby_blocks import Tail
 from octavo.process import failpoints
-from octavo.request.ids import Incarnation
+from octavo.request.errors import InvalidArgument
+from octavo.request.ids import BlockHash, Incarnation, SequenceId
 from octavo.store.calls import TakeReason, TakeRequest
 
 SIZE = 4
@@ -196,3 +202,40 @@ async def test_a_tail_that_comes_after_its_history_has_ended_is_not_kept(pair: W
     await pair.check_end(follower, LONG, prompt=PROMPT)
     await until(lambda: not cache.standby)
     await pair.has_let_go()
+
+
+async def test_a_stream_without_tails_leaves_the_turn_to_others(pair: WorkerPair) -> None:
+    scored = replace(LONG, logprobs=0)
+    first = await pair.run(scored, prompt=PROMPT)
+    second = await pair.run(LONG, prompt=PROMPT[1:])
+    covered = pair.a.worker.standby_owner.sequences._sequences
+    await until(lambda: sum(each.branches[0].tail_at > 0 for each in covered.values()) == 2)
+    await pair.check_end(first, scored, prompt=PROMPT)
+    await pair.check_end(second, LONG, prompt=PROMPT[1:])
+
+
+async def test_a_tail_that_was_not_named_is_not_noted_as_sent(pair: WorkerPair) -> None:
+    follower = await pair.run(LONG, prompt=PROMPT)
+    owner = pair.a.worker.standby_owner
+    await until(lambda: owner.sequences.num_held_blocks > 0)
+    cut = CoveredBranch()
+    await owner._tell(owner._told[Incarnation(pair.b.incarnation)], FoundTail(cut, 3, Tail(BlockHash(bytes(16)), b"")))
+    assert cut.tail == (0, 0)
+    await pair.check_end(follower, LONG, prompt=PROMPT)
+
+
+def call(pair: WorkerPair, number: int, content: bytes, name: bytes) -> StandbyRequest:
+    info = pair.b.runner.info
+    tail = Tail(BlockHash(name), content)
+    histories = [NamedHistory(SequenceId("s" * 26), 0, 0, [BlockHash(b"1" * 16)], tail)]
+    return StandbyRequest(Incarnation("a"), info.fingerprint, info.layout, info.numerics, histories, number)
+
+
+async def test_a_call_that_was_overtaken_brings_no_tail_and_a_tail_has_a_whole_block(pair: WorkerPair) -> None:
+    buddy, cache = pair.b.worker.standby_buddy, pair.b.worker.workload.tables.cache
+    content = bytes(pair.b.runner.info.bytes_per_block)
+    await buddy.note_histories(call(pair, 2, content, b"2" * 16))
+    await buddy.note_histories(call(pair, 1, content, b"1" * 16))
+    assert cache.tails == {b"2" * 16}
+    with pytest.raises(InvalidArgument, match=r"histories\[0\].tail.content: 1 bytes, .* send the whole block"):
+        await buddy.note_histories(call(pair, 3, b"x", b"3" * 16))

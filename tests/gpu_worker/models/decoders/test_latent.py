@@ -1,13 +1,15 @@
 """Latent attention: what test_architectures.py, which compares it with Transformers, does not show."""
 
 import copy
+from dataclasses import replace
 
 import gguf
 import pytest
 import torch
+import transformers
 from differences import difference
 from gguf.quants import dequantize, quantize
-from transformers_types import LATENT, LATENTS
+from transformers_types import DEFAULT_ROPE, LATENT, LATENTS
 
 from gpu_worker.models.checkpoint.weights import FLOATS, SafetensorsSource
 from gpu_worker.models.decoders.config import LlamaConfig
@@ -135,15 +137,55 @@ def test_keys_that_lie_the_other_way_round_are_no_blocks_any_more(tiny):
     assert f"{at}kv_b_proj.weight" not in source.names()
 
 
+def test_a_matrix_that_is_not_that_of_its_sizes_is_named(tiny):
+    model = tiny("deepseek_v3")
+    sizes = replace(LlamaConfig.from_dict(model.model.config.to_dict()).latent, plain=8)
+    source = in_halves(SafetensorsSource(model.directory), 4, sizes)
+    says = r"kv_b_proj.weight' is \(192, 32\), the configuration says \(160, 32\) \(num_attention_heads, qk_nope_"
+    for half in "kv":
+        with pytest.raises(BadModel, match=says):
+            source.get(f"model.layers.0.self_attn.{half}_b_proj.weight")
+
+
 def test_adapters_are_refused(tiny, load):
     decoder = load(tiny("deepseek_v3").directory)._decoder
     assert decoder.load_lora is None
     assert "latent attention" in decoder.lora_support.refusal
 
 
-def test_groups_and_weights_kept_on_a_gpu_are_refused_with_the_flag_to_leave_out(tiny, load):
+def test_weights_kept_on_a_gpu_are_refused_with_what_to_say(tiny, load):
     with pytest.raises(InvalidArgument, match=r"quantization: kept .*latent attention.*: say auto"):
         load(tiny("deepseek_v3").directory, quantization="kept")
+
+
+@extended
+def test_sizes_that_are_not_rounded_are_named(tiny, load):
+    with pytest.raises(InvalidArgument, match=r"^quantization: q8 .* 24 \(kv_lora_rank\) .* multiples of 16: say auto"):
+        load(tiny("deepseek_v2-odd").directory, quantization="q8")
+
+
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        ("deepseek_v2", {"rope_interleave": False}),
+        ("deepseek_v3", {"rope_parameters": {**DEFAULT_ROPE, "factor": 4.0, "mscale_all_dim": 0.9}}),
+        *((name, {"use_sliding_window": True, "sliding_window": 9}) for name in ("deepseek_v3", "minicpm3", "youtu")),
+        ("youtu", {"mlp_bias": True}),
+    ],
+)
+def test_settings_that_transformers_ignores(name, fields, tiny, altered, load, reference, all_logits):
+    model, changed = tiny(name).directory, altered(name, **fields)
+    for load_on in (load, reference):
+        assert torch.equal(all_logits(load_on(changed), TOKENS), all_logits(load_on(model), TOKENS))
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(changed)
+    with torch.inference_mode():
+        found = theirs(torch.tensor([TOKENS]), use_cache=False).logits[0]
+    assert torch.equal(found, tiny(name).logits(TOKENS))
+
+
+def test_a_way_to_choose_experts_that_is_not_known_is_refused(altered, load):
+    with pytest.raises(BadModel, match="topk_method is 'noaux_tc', and 'greedy' and 'group_limited_greedy' are read"):
+        load(altered("deepseek_v2", topk_method="noaux_tc"))
 
 
 @pytest.mark.parametrize(
@@ -154,6 +196,7 @@ def test_groups_and_weights_kept_on_a_gpu_are_refused_with_the_flag_to_leave_out
         ({"kv_lora_rank": 1 << 20}, "head_dim is 1048584"),
         ({"kv_lora_rank": 16}, r"tensor .* the configuration says"),
         ({"v_head_dim": 8}, r"the configuration says"),
+        ({"qk_nope_head_dim": 8}, r"the configuration says"),
         ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "4 of 8 dimensions turn"),
     ],
 )

@@ -154,6 +154,28 @@ def test_latents_of_a_file_are_kept_as_they_are_and_all_heads_have_one(tmp_path)
         assert f"weights take {held} MiB; keys and values 2 KiB a token" in detail, kind
 
 
+def test_keys_of_latents_are_rounded_where_a_file_has_them_with_the_values(tmp_path):
+    """They lie the other way round."""
+    latents = {"attention.kv_lora_rank": 512, "rope.dimension_count": 8, "attention.value_length": 72}
+    shapes = {"token_embd": (64, 64), "blk.0.attn_kv_b": (4 * (24 + 72), 1 << 15)}
+    for kind, held in (("Q8_0", 13), ("Q4_0", 8), ("F16", 24)):
+        path = write_bare(tmp_path / f"{kind}.gguf", "minicpm3", 1, shapes, kind, **latents)
+        assert f"weights take {held} MiB" in model_size.size(str(path)).detail, kind
+
+
+def test_latents_of_a_file_through_transformers_are_decoded(tmp_path):
+    shapes = {"token_embd": (64, 64), "blk.0.attn_k_b": (4, 512, 512), "blk.0.attn_v_b": (4, 512, 512)}
+    latents = {"attention.kv_lora_rank": 96, "rope.dimension_count": 32, "attention.head_count_kv": 4}
+    path = write_bare(tmp_path / "x.gguf", "kimi-linear", 2, shapes, "Q8_0", **latents)
+    assert "weights take 8 MiB" in model_size.size(str(path)).detail
+
+
+def test_of_a_folder_the_matrix_of_latents_has_8_bits(tmp_path):
+    shapes = {"layers.0.self_attn.kv_b_proj.weight": [4096, 1024], "layers.0.self_attn.o_proj.weight": [4096, 1024]}
+    detail = model_size.size(write_folder(tmp_path, CONFIG | {"model_type": "youtu"}, shapes)).detail
+    assert "8 MiB with --quantization q8, 6 MiB with --quantization q4" in detail
+
+
 def test_a_file_of_a_model_like_gpt_is_decoded(tmp_path):
     shapes = {"token_embd": (1024, 1024), "blk.0.ffn_up": (1024, 1024)}
     path = write_bare(tmp_path / "x.gguf", "gpt2", 2, shapes, "Q8_0")
