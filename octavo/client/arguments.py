@@ -123,7 +123,10 @@ def sampling_message(sampling: SamplingParams, named: Collection[str] | None = N
             try:
                 sampling_to_wire(replace(SamplingParams(), **{field.name: getattr(sampling, field.name)}))
             except (ValueError, TypeError, AttributeError) as error:
-                raise errors.InvalidArgument(field.name, str(error)) from None
+                allowed = PARAMETERS[field.name].allowed
+                number = "a whole number" if allowed and allowed.integer else "a number"
+                why = f"must be {number}, {allowed}" if allowed else str(error)
+                raise errors.InvalidArgument(field.name, why) from None
         raise
     if named is not None:
         for name in set(message.DESCRIPTOR.fields_by_name) - set(named):

@@ -173,6 +173,8 @@ async def test_prompts_are_told_by_their_type(router, serve):
     ("options", "field"),
     [
         ({"top_k": 2**40}, "top_k"),
+        ({"max_tokens": -1}, "^max_tokens: must be a whole number, 1 to 4294967295$"),
+        ({"temperature": "hot"}, "^temperature: must be a number, 0 to "),
         ({"stop": ["\ud800"]}, "stop"),
         ({"max_tokenz": 1}, r"^max_tokenz: there is no such argument; did you mean max_tokens\?"),
         ({"deadlines": 5}, "did you mean deadline_s"),
