@@ -1,4 +1,4 @@
-"""How many cores, GPUs and how much memory this process may use, by the limits of its cgroups, of either version, as well."""
+"""How many cores, how much memory and which GPUs this process may use: also by the limits of its cgroups."""
 
 import contextlib
 import ctypes

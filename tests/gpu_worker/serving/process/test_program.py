@@ -35,4 +35,5 @@ async def test_a_gpu_that_is_not_here_is_refused_before_anything_begins(monkeypa
     settings = WorkerSettings(listen="127.0.0.1:0", web_listen="", store="memory://", device="cuda")
     assert await program.serve(settings) == 1
     [record] = caplog.records
-    assert record.getMessage().startswith("cannot start: device: cuda: CUDA's driver finds no GPU here: say --device cpu")
+    says = "cannot start: device: cuda: CUDA's driver finds no GPU here: say --device cpu"
+    assert record.getMessage().startswith(says)
