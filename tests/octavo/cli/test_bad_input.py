@@ -62,6 +62,8 @@ BAD = [
     # the command line itself
     ([], 2, "COMMAND"),
     (["genrate"], 2, "did you mean generate?"),
+    (["serve", "smollm2"], 2, "no such command: serve; did you mean up?"),
+    (["up", "--port=8000"], 2, "no such argument: --port=8000; did you mean --grpc-port?"),
     (["x\udcff"], 2, "no such command"),
     (["completion", "tcsh"], 2, "bash"),
     *(([name, "--jsn"], 2, "did you mean --json?") for name in ("up", "status", "doctor", "chat")),
