@@ -37,7 +37,7 @@ MIXERS: Mapping[str, Write] = {
     "JambaMambaMixer": mixers.write_mamba1,
     "MambaMixer": mixers.write_mamba1,
 }
-_FAMILIES = "Bamba FalconH1 GraniteMoeHybrid Jamba Lfm2 Lfm2Moe Qwen3_5 Qwen3_5Moe Qwen3Next".split()
+_FAMILIES = ["Bamba", "FalconH1", "GraniteMoeHybrid", "Jamba", "Lfm2", "Lfm2Moe", "Qwen3_5", "Qwen3_5Moe", "Qwen3Next"]
 ATTENTION, MLPS = ({f"{family}{kind}" for family in _FAMILIES} for kind in ("Attention", "MLP"))
 
 

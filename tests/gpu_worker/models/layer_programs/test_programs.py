@@ -109,12 +109,3 @@ def test_layers_with_windows_are_no_programs(made, load, monkeypatch):
     monkeypatch.setattr(StepContext, "note", lambda step, layer, keys, values, _: note(step, layer, keys, values, 64))
     assert load(made("lfm2").directory)._decoder.programs is None
     assert load(made("mamba").directory)._decoder.programs is not None, "it has no attention"
-
-
-@pytest.mark.parametrize("name", ["lfm2", "granitemoehybrid", "qwen3_5_moe_text"])
-def test_a_step_without_tokens_changes_nothing(name, made, load):
-    runner = load(made(name).directory)
-    states_of(runner, [(0, 0, 20)], [list(range(7))])
-    before = [layer.clone() for layer in runner._arena.layers]
-    assert states_of(runner, [(0, 20, 20)], [list(range(7))]).shape[0] == 0
-    assert all(map(torch.equal, before, runner._arena.layers))
