@@ -21,7 +21,9 @@ SEQ = SequenceId(f"{7:032x}")
 
 def test_a_request_comes_as_it_was_sent() -> None:
     histories = [
-        NamedHistory(SEQ, 0, 3, [BlockHash(bytes(16)), BlockHash(b"x" * 16)], [SentBlock(BlockHash(b"x" * 16), b"one")]),
+        NamedHistory(
+            SEQ, 0, 3, [BlockHash(bytes(16)), BlockHash(b"x" * 16)], [SentBlock(BlockHash(b"x" * 16), b"one")]
+        ),
         NamedHistory(SEQ, 1, 0, [], [], SentBlock(BlockHash(b"t" * 16), b"bytes")),
     ]
     request = StandbyRequest(Incarnation("a"), "weights", "layout", "class", histories, 9)
