@@ -7,8 +7,8 @@ the first process: when that is closed, it ends, too.
 
     kill -9 ─▶ this process ends: connections break ─▶ the pipe breaks ─▶ the keeper ends: memory is freed
 
-The keeper runs no Python. It is a call of the C library that reads from the pipe, with a stack of its own and what the C
-library has for the thread that started it. So that thread stays, and waits for the keeper.
+The keeper runs no Python. It is a call of the C library that reads from the pipe, with a stack of its own and what the
+C library has for the thread that started it. So that thread stays, and waits for the keeper.
 """
 
 import ctypes

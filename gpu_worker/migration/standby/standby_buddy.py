@@ -72,9 +72,9 @@ class StandbyBuddy:
     async def _keep_sent(self, kept: KeptHistory, named: NamedHistory) -> None:
         """Keeps the blocks of a history that have come with a call."""
         first = named.first + len(named.hashes) - len(named.blocks)
-        if named.blocks and kept.hashes[first:] == [each.name for each in named.blocks]:
-            if await self._blocks.put_blocks(named.blocks, self._write) and kept.num_held == first:
-                kept.num_held = min(first + len(named.blocks), len(kept.hashes))  # it may have been refused meanwhile
+        are_last = bool(named.blocks) and kept.hashes[first:] == [each.name for each in named.blocks]
+        if are_last and await self._blocks.put_blocks(named.blocks, self._write) and kept.num_held == first:
+            kept.num_held = min(first + len(named.blocks), len(kept.hashes))  # it may have been refused meanwhile
         if named.tail is not None and not kept.refused:
             await self._keep_tail(kept, named.tail)
 
