@@ -8,8 +8,8 @@ import sys
 def main() -> int:
     # Until the event loop takes signals, Ctrl-C ends the process without a traceback: also while modules are loaded.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from gpu_worker.serving.process.memory_keeper import keep_memory_for_last
     from octavo.process import loop, telemetry
-    from octavo.process.memory_keeper import keep_memory_for_last
     from octavo.settings.exposure import program_warning
     from octavo.settings.loading import parse
     from octavo.settings.worker import WorkerSettings

@@ -13,8 +13,8 @@ from guard.processes import descendants, exists, name_of
 from live.cluster import ROOT
 from live.process import Process, wait_until
 
+from gpu_worker.serving.process.memory_keeper import KEEPER_NAME
 from octavo.cli import main
-from octavo.process.memory_keeper import KEEPER_NAME
 
 STOP_S = 40.0
 

@@ -12,12 +12,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from octavo.process.memory_keeper import KEEPER_NAME
+from gpu_worker.serving.process.memory_keeper import KEEPER_NAME
 
 NUM_BYTES = 64 << 20
 PROGRAM = f"""
 import socket, sys, time
-from octavo.process.memory_keeper import keep_memory_for_last
+from gpu_worker.serving.process.memory_keeper import keep_memory_for_last
 connection = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
 keep_memory_for_last()
 later = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
