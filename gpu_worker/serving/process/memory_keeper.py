@@ -20,6 +20,7 @@ import threading
 KEEPER_NAME = "octavo-memory"
 STACK_BYTES = 64 << 10
 BUFFER_BYTES = 64
+LESS_URGENT = 10
 # Of Linux
 CLONE_VM = 0x100
 CLOSE_RANGE_UNSHARE = 2
@@ -61,6 +62,7 @@ def _start(reading: int, stack: mmap.mmap, buffer: "ctypes.Array[ctypes.c_char]"
     """The keeper's process id; negative: there is none. From here on this thread has no file but `reading`."""
     library = ctypes.CDLL(None)
     clone, fgetc, fdopen = library.clone, library.fgetc, library.fdopen
+    os.nice(LESS_URGENT)  # of this thread and of the keeper: whoever takes over comes first
     signal.pthread_sigmask(signal.SIG_SETMASK, signal.valid_signals())  # the keeper ends when this process has ended
     library.prctl(PR_SET_NAME, KEEPER_NAME.encode(), 0, 0, 0)
     if library.close_range(ctypes.c_uint(reading + 1), LAST_FILE, CLOSE_RANGE_UNSHARE):

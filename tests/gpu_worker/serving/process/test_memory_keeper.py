@@ -82,6 +82,7 @@ def test_connections_break_while_the_memory_is_still_there(kept):
 
 def test_the_keeper_has_a_name_one_file_and_no_signal_ends_it(kept):
     assert kept.keeper.name() == KEEPER_NAME
+    assert kept.keeper.nice() > psutil.Process(kept.process.pid).nice()
     [file] = Path(f"/proc/{kept.keeper.pid}/fd").iterdir()
     assert os.readlink(file).startswith("pipe:")
     for each in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
