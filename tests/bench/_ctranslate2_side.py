@@ -24,8 +24,9 @@ def main() -> None:
         began = time.perf_counter()
         if is_speech:
             features = ctranslate2.StorageView.from_array(np.load(asked["features"]))
+            most = max(2 * count, count + len(start))  # of which it writes half, and no more than fit behind the start
             found = model.generate(
-                features, [start] * features.shape[0], beam_size=1, max_length=count + len(start), suppress_tokens=[]
+                features, [start] * features.shape[0], beam_size=1, max_length=most, suppress_tokens=[]
             )
             lengths = [len(each.sequences_ids[0]) for each in found]
         else:
