@@ -1,6 +1,6 @@
 """CTranslate2 as a peer of `encoders.py`: run by a Python that has it, it answers a line of JSON for each line.
 
-A line asks for a batch: {"prompts": [[token, …], …], "tokens": n}, or of sounds {"features": file of .npy, "tokens": n}.
+A line asks for a batch: {"prompts": [[token, …], …], "tokens": n}, or of sounds {"features": .npy file, "tokens": n}.
 """
 
 import json
@@ -24,7 +24,7 @@ def main() -> None:
         began = time.perf_counter()
         if is_speech:
             features = ctranslate2.StorageView.from_array(np.load(asked["features"]))
-            most = max(2 * count, count + len(start))  # of which it writes half, and no more than fit behind the start
+            most = max(2 * count, len(start) + 1)  # of which it writes half
             found = model.generate(
                 features, [start] * features.shape[0], beam_size=1, max_length=most, suppress_tokens=[]
             )

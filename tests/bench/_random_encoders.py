@@ -4,7 +4,6 @@ The tokenizer is the demo model's, with as many tokens that no text becomes as t
 Whisper has its own special tokens where the published one has them.
 """
 
-import json
 from pathlib import Path
 
 import torch

@@ -35,7 +35,9 @@ from _service import describe_machine, free_port
 from octavo.client import AsyncClient, SamplingParams, Speech
 
 TOKENS, PROMPT, LONG_PROMPT, RATE, SECONDS = 64, 200, 450, 16_000, 30
-CONVERT = "import sys; from ctranslate2.converters import TransformersConverter as C; C(sys.argv[1]).convert(sys.argv[2])"
+CONVERT = (
+    "import sys; from ctranslate2.converters import TransformersConverter as C; C(sys.argv[1]).convert(sys.argv[2])"
+)
 Row = dict[str, float]
 
 
@@ -94,7 +96,7 @@ class Peer:
             asked = {"prompts": [[self._names[token] for token in each] for each in prompts]}
         print(json.dumps(asked | {"tokens": tokens}), file=self._process.stdin, flush=True)
         told = json.loads(self._process.stdout.readline())
-        assert set(told["lengths"]) == {tokens}, told["lengths"]
+        assert set(told["lengths"]) <= {tokens, max(tokens, 2)}, told["lengths"]  # it writes no single token of a sound
         return float(told["seconds"])
 
 
@@ -131,7 +133,14 @@ def peer(shape: str, folder: Path, scratch: Path, python: str, compute_type: str
         subprocess.run([python, "-c", CONVERT, str(folder), str(converted)], check=True)
     vocabulary = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
     start = json.dumps([START, ENGLISH, TRANSCRIBE, NO_TIMES])
-    command = [python, str(Path(__file__).with_name("_ctranslate2_side.py")), str(converted), shape, compute_type, start]
+    command = [
+        python,
+        str(Path(__file__).with_name("_ctranslate2_side.py")),
+        str(converted),
+        shape,
+        compute_type,
+        start,
+    ]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
         print(f"{shape} CTranslate2 {compute_type}: {process.stdout.readline().strip()}", flush=True)

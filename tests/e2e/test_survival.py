@@ -90,7 +90,13 @@ class Hearing:
         return logits.argmax(-1).tolist()
 
 
-KINDS = {"bart": Encoded, "t5-gated": Encoded, "qwen-vl": Sighted, "whisper": Hearing, **dict.fromkeys(DecoderOnly.kinds, DecoderOnly)}
+KINDS = {
+    "bart": Encoded,
+    "t5-gated": Encoded,
+    "qwen-vl": Sighted,
+    "whisper": Hearing,
+    **dict.fromkeys(DecoderOnly.kinds, DecoderOnly),
+}
 
 
 @pytest.fixture(

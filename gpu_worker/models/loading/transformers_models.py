@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
-import torch
 from torch import Tensor
 
 from gpu_worker.models.checkpoint.weights import ReadTensors, WeightSource

@@ -145,7 +145,7 @@ def test_layers_are_rounded(name, scheme, encoded, load, monkeypatch, tmp_path):
         assert "inputs 15 bits" in runner._decoder.name
         found = outputs_of(engine_of(runner), prompts)
         assert found == {key: expected.generate(read, 20) for key, read in prompts.items()}
-        (kept,) = (tmp_path / "packed").glob("*.packed")
+        assert len(list((tmp_path / "packed").glob("*.packed"))) == 1
     if name == "bart":  # T5 repeats a token or two, whatever its numbers
         assert found != {key: model.generate(read, 20) for key, read in prompts.items()}
     assert "8 bits" in load(model.directory, quantization=f"{scheme}-a8")._decoder.name
