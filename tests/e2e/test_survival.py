@@ -18,7 +18,7 @@ from transformers_types import DELTA, LATENT, ROUTED_EXPERTS, THREE_LINEAR, WIDE
 from octavo.client import SamplingParams, Speech
 
 pytestmark = pytest.mark.timeout(600)  # workers import torch and transformers, and others may need the cores
-OWN = (
+QUICK = ("latent", "qwen-vl")  # so a stream has to be long, or it ends before all has happened to it
     "latent",
     "qwen-vl",
 )  # whose steps are so quick that a stream has to be long, or it ends before all has happened to it
