@@ -19,9 +19,6 @@ from octavo.client import SamplingParams, Speech
 
 pytestmark = pytest.mark.timeout(600)  # workers import torch and transformers, and others may need the cores
 QUICK = ("latent", "qwen-vl")  # so a stream has to be long, or it ends before all has happened to it
-    "latent",
-    "qwen-vl",
-)  # whose steps are so quick that a stream has to be long, or it ends before all has happened to it
 WAIT_S = 120.0
 END = 258  # the token after a text, where a model has an encoder
 
