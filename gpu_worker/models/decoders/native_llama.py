@@ -25,6 +25,7 @@ from gpu_worker.models.packed.packed_weights import NativeMatrix, PackedWeights
 from gpu_worker.models.packed.packing import GROUP_ROWS, MatrixPacker
 from gpu_worker.models.packed.weight_memory import PAGE, HugePageAllocator, ScratchMemory, WeightMemory
 from gpu_worker.ops import TokenBatch
+from gpu_worker.ops.batch import PictureRows
 from gpu_worker.ops.lora import Lora
 from gpu_worker.ops.native_cpu import FLOATS
 from octavo.model_files.lora_files import LoraFiles
@@ -107,6 +108,7 @@ class NativeLlamaDecoder(OwnDecoder):
         near = () if config.near_rope is None else config.near_rope.table(config.context_tokens)
         self._near = dict(zip(("cos", "sin"), near, strict=False))
         self.rope = (cos, sin, *near)
+        self._axes = config.rope.axes() if config.rope.mrope_section else None
         sizes = {
             "vocab": config.vocab_size,
             "hidden": config.hidden_size,
@@ -161,8 +163,22 @@ class NativeLlamaDecoder(OwnDecoder):
             *(hidden, batch.token_ids, batch.positions, batch.slots),
             *(batch.cu_q, batch.seq_lens, batch.block_tables, rows, self._layers(kv)),
             *(None if loras is None else loras.rows, groups),
+            **({} if batch.pictures is None else self._shown(batch.pictures)),
         )
         return hidden
+
+    def _shown(self, pictures: PictureRows) -> dict[str, Tensor]:
+        """What pictures change of a step. Text has the angles that it has without them."""
+        if self._axes is None:
+            raise ValueError("this model reads no pictures")
+        places = pictures.positions[self._axes].T  # of each token and pair of dimensions
+        cos, sin = (table[:, : places.shape[1]].gather(0, places) for table in self.rope[:2])
+        return {
+            "picture_rows": pictures.rows,
+            "picture_states": pictures.states.float(),
+            "picture_cos": torch.cat((cos, cos), dim=1),
+            "picture_sin": torch.cat((sin, sin), dim=1),
+        }
 
     def states(self, forwarded: Tensor, first: int) -> Tensor:
         return forwarded[first:]
