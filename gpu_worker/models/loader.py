@@ -43,7 +43,7 @@ def load_model(
 
     `dtype` None means float32 on a CPU, and the file's type on a GPU. `quantization` is one of packed_weights.SCHEMES,
     or KEPT_SCHEMES (cuda_packing); all others but auto and none need native ops on a CPU, and raise InvalidArgument for
-    models like GPT, with pictures or with an encoder. `kv_dtype` is the type of the cache: for fp8 keys and values are
+    models like GPT or with pictures. `kv_dtype` is the type of the cache: for fp8 keys and values are
     scaled as the checkpoint says. `context_tokens` is the length of the longest sequence that will be run, if the model
     was made for longer ones: a model that encodes positions otherwise for long sequences then does so only if one can
     be long. Raises NotFound if

@@ -1,6 +1,7 @@
 """Streams of models of every kind survive what happens to workers: a move with its blocks, swaps, and kill -9."""
 
 import asyncio
+from typing import ClassVar
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from live.cluster import Shape
 from live.fixtures import whole
 from live.reader import Reader
 from spoken_types import DE, NO_TIMES, START, TRANSCRIBE, TinySpeech, said, wav
-from transformers_types import DELTA, THREE_LINEAR, WIDE
+from transformers_types import DELTA, LATENT, ROUTED_EXPERTS, THREE_LINEAR, WIDE
 
 from octavo.client import SamplingParams, Speech
 
@@ -37,15 +38,19 @@ class Encoded:
         return self.tiny.logits(encoded, decoded)[len(self.tiny.start) - 1 : -1].argmax(-1).tolist()
 
 
-class Hybrid:
-    """Three layers of gated delta nets for one of attention."""
+class DecoderOnly:
+    """Three layers of gated delta nets for one of attention, or latent attention with experts."""
 
     prompts = tuple([number, *range(30, 90)] for number in range(3))
+    kinds: ClassVar = {
+        "hybrid": ("Qwen3_5Text", {**WIDE, **DELTA, **THREE_LINEAR}),
+        "latent": ("DeepseekV3", {**LATENT, **ROUTED_EXPERTS}),
+    }
 
     def __init__(self, name, folder):
         torch.manual_seed(1)
-        sizes = {**WIDE, **DELTA, **THREE_LINEAR, "vocab_size": 257, "max_position_embeddings": 2048}
-        config = transformers.Qwen3_5TextConfig(**sizes)
+        kind, sizes = self.kinds[name]
+        config = getattr(transformers, f"{kind}Config")(**{**sizes, "vocab_size": 257, "max_position_embeddings": 2048})
         save_noisy(transformers.AutoModelForCausalLM.from_config(config), folder)
         self.folder = folder
 
@@ -85,13 +90,19 @@ class Hearing:
         return logits.argmax(-1).tolist()
 
 
-KINDS = {"bart": Encoded, "t5-gated": Encoded, "qwen-vl": Sighted, "hybrid": Hybrid, "whisper": Hearing}
+KINDS = {
+    "bart": Encoded,
+    "t5-gated": Encoded,
+    "qwen-vl": Sighted,
+    "whisper": Hearing,
+    **dict.fromkeys(DecoderOnly.kinds, DecoderOnly),
+}
 
 
 @pytest.fixture(
     params=[
         "qwen-vl",
-        *(pytest.param(kind, marks=pytest.mark.long) for kind in ("bart", "hybrid", "t5-gated", "whisper")),
+        *(pytest.param(kind, marks=pytest.mark.long) for kind in ("bart", "hybrid", "latent", "t5-gated", "whisper")),
     ]
 )
 def kind(request, tmp_path):

@@ -23,7 +23,7 @@ from gpu_worker.models.decoders.ranks.place import RankPlace
 from gpu_worker.models.packed.packed_file import PackedFileWriter, Place
 from gpu_worker.models.packed.packed_weights import NativeMatrix, PackedWeights
 from gpu_worker.models.packed.packing import GROUP_ROWS, MatrixPacker
-from gpu_worker.models.packed.weight_memory import HugePageAllocator, ScratchMemory, WeightMemory
+from gpu_worker.models.packed.weight_memory import PAGE, HugePageAllocator, ScratchMemory, WeightMemory
 from gpu_worker.ops import TokenBatch
 from gpu_worker.ops.lora import Lora
 from gpu_worker.ops.native_cpu import FLOATS
@@ -32,6 +32,7 @@ from octavo.request.errors import BadModel
 
 MAX_HEAD_DIM = 256
 MAX_LATENT = 1024  # what a page holds of a token with latent attention
+FEWEST_PAGES = 4  # huge ones, of an adapter: the last of them is never full
 
 
 def find_obstacle(config: LlamaConfig) -> str:
@@ -199,7 +200,9 @@ class NativeLlamaDecoder(OwnDecoder):
             self._llama.check_lora(found)
             return replace(lora, native=found, layers=[])  # whose matrices lie there otherwise
 
-        return native(Tensor.contiguous) if room is None else room.keep(lora.num_bytes, len(lora.layers), native)
+        if room is not None:
+            return room.keep(lora.num_bytes, len(lora.layers), native)
+        return native(_in_huge_pages() if lora.num_bytes >= FEWEST_PAGES * PAGE else Tensor.contiguous)
 
     def _layer(self, layer: int, tensors: dict[str, Any]) -> dict[str, Any]:
         sparse, window = self.config.sparse[layer], self.config.windows[layer]
@@ -266,3 +269,13 @@ class NativeLlamaDecoder(OwnDecoder):
         if self._kv is None or self._kv[0] is not kv:
             self._kv = (kv, self._extension.Kv(list(kv)))
         return self._kv[1]
+
+
+def _in_huge_pages() -> Callable[[Tensor], Tensor]:
+    """Copies matrices into memory of their own, one after the other: a step reads all of an adapter once."""
+    memory = HugePageAllocator()
+
+    def copied(matrix: Tensor) -> Tensor:
+        return memory.allocate(matrix.nbytes).view(matrix.dtype).view(matrix.shape).copy_(matrix)
+
+    return copied

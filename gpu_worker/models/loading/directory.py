@@ -106,8 +106,7 @@ def _decoder(
     if is_gpt_like(content):
         return gpt_decoder(source, content, dtype, how)
     if has_encoder(content):
-        how.native(None)
-        return encoder_decoder(path, content, dtype, how)
+        return encoder_decoder(content, path, _packed_files(name, path, dtype, how))
     if content.get("model_type") not in (*THROUGH_TRANSFORMERS, *PICTURES):
         log.warning("model_type %r is not in the table of supported models", content.get("model_type"))
     if content.get("model_type") in PICTURES:
