@@ -2,6 +2,7 @@
 
 import asyncio
 from dataclasses import replace
+from typing import ClassVar
 
 import pytest
 import torch
@@ -13,12 +14,12 @@ from live.cluster import Shape
 from live.fixtures import whole
 from live.reader import Reader
 from spoken_types import DE, NO_TIMES, START, TRANSCRIBE, TinySpeech, said, wav
-from transformers_types import STATEFUL
+from transformers_types import LATENT, ROUTED_EXPERTS, STATEFUL
 
 from octavo.client import SamplingParams, Speech
 
 pytestmark = pytest.mark.timeout(600)  # workers import torch and transformers, and others may need the cores
-GREEDY = SamplingParams(temperature=0.0, max_tokens=400, ignore_eos=True)
+QUICK = ("latent", "qwen-vl")  # so a stream has to be long, or it ends before all has happened to it
 WAIT_S = 120.0
 END = 258  # the token after a text, where a model has an encoder
 
@@ -38,16 +39,19 @@ class Encoded:
         return self.tiny.logits(encoded, decoded)[len(self.tiny.start) - 1 : -1].argmax(-1).tolist()
 
 
-class Hybrid:
-    """A model with recurrent layers, some of them with experts."""
+class DecoderOnly:
+    """Recurrent layers, some with experts, or latent attention with experts."""
 
     prompts = tuple([number, *range(30, 90)] for number in range(3))
+    kinds: ClassVar = {
+        "latent": ("DeepseekV3", {**LATENT, **ROUTED_EXPERTS}),
+        **{name: STATEFUL[name] for name in ("granitemoehybrid", "jamba", "lfm2", "qwen3_5_text")},
+    }
 
     def __init__(self, name, folder):
         torch.manual_seed(1)
-        kind, sizes = STATEFUL[name]
-        sizes = {**sizes, "vocab_size": 257, "max_position_embeddings": 2048}
-        config = getattr(transformers, f"{kind}Config")(**sizes)
+        kind, sizes = self.kinds[name]
+        config = getattr(transformers, f"{kind}Config")(**{**sizes, "vocab_size": 257, "max_position_embeddings": 2048})
         save_noisy(transformers.AutoModelForCausalLM.from_config(config), folder)
         self.folder = folder
 
@@ -87,8 +91,13 @@ class Hearing:
         return logits.argmax(-1).tolist()
 
 
-HYBRIDS = ("granitemoehybrid", "jamba", "lfm2", "qwen3_5_text")
-KINDS = {"bart": Encoded, "t5-gated": Encoded, "qwen-vl": Sighted, "whisper": Hearing, **dict.fromkeys(HYBRIDS, Hybrid)}
+KINDS = {
+    "bart": Encoded,
+    "t5-gated": Encoded,
+    "qwen-vl": Sighted,
+    "whisper": Hearing,
+    **dict.fromkeys(DecoderOnly.kinds, DecoderOnly),
+}
 
 
 @pytest.fixture(
@@ -98,7 +107,9 @@ KINDS = {"bart": Encoded, "t5-gated": Encoded, "qwen-vl": Sighted, "whisper": He
     ]
 )
 def kind(request, tmp_path):
-    return KINDS[request.param](request.param, tmp_path / "model")
+    made = KINDS[request.param](request.param, tmp_path / "model")
+    made.num_tokens = 1500 if request.param in QUICK else 400
+    return made
 
 
 @pytest.fixture
@@ -113,20 +124,19 @@ def pictures_in(store):
     return store.ask("KEYS", "*:pictures").count(b":pictures")
 
 
-async def check_hit(client, prompt, output):
+async def check_hit(client, params, prompt, output):
     """What goes on from the blocks of a request before says what a stream has said."""
-    params = replace(GREEDY, max_tokens=len(output))
-    again = [await client.complete(prompt, params) for _ in range(2)]
+    again = [await client.complete(prompt, replace(params, max_tokens=len(output))) for _ in range(2)]
     assert [each.outputs[0].token_ids for each in again] == [tuple(output)] * 2
     assert again[1].usage.cached_tokens > len(prompt) // 2
 
 
 async def test_streams_survive_what_happens_to_workers(pair, kind):
-    aside = asyncio.to_thread
+    aside, params = asyncio.to_thread, SamplingParams(temperature=0.0, max_tokens=kind.num_tokens, ignore_eos=True)
     async with pair.client() as client:
-        undisturbed = [Reader(client.generate(prompt, GREEDY)) for prompt in kind.prompts[: not kind.likeliest]]
+        undisturbed = [Reader(client.generate(prompt, params)) for prompt in kind.prompts[: not kind.likeliest]]
         await asyncio.gather(*(reader.task for reader in undisturbed))
-        readers = [Reader(client.generate(p, GREEDY, request_id=f"s{n}")) for n, p in enumerate(kind.prompts)]
+        readers = [Reader(client.generate(p, params, request_id=f"s{n}")) for n, p in enumerate(kind.prompts)]
         await asyncio.gather(*(reader.until(12, WAIT_S) for reader in readers))
         assert pictures_in(pair.store) == (len(kind.prompts) if isinstance(kind, (Sighted, Hearing)) else 0)
         first = await aside(pair.owner, "s0")
@@ -136,10 +146,11 @@ async def test_streams_survive_what_happens_to_workers(pair, kind):
             await readers[0].until(num_tokens, WAIT_S)
         pair.kill(await aside(pair.owner, "s0"))
         await asyncio.wait_for(asyncio.gather(*(reader.task for reader in readers)), WAIT_S)
-        if isinstance(kind, Hybrid):
-            await check_hit(client, kind.prompts[0] + readers[0].tokens[0][:100], readers[0].tokens[0][100:])
+        if isinstance(kind, DecoderOnly):
+            said_before = readers[0].tokens[0]
+            await check_hit(client, params, [*kind.prompts[0], *said_before[:100]], said_before[100:200])
     for prompt, reader in zip(kind.prompts, readers, strict=True):
         output = reader.tokens[0]
-        assert len(output) == GREEDY.max_tokens
+        assert len(output) == params.max_tokens
         assert output == (kind.likeliest(prompt, output) if kind.likeliest else undisturbed[0].tokens[0])
     assert pictures_in(pair.store) == 0, "a sequence that has ended needs no pictures"
