@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 MAX_BYTES = 64 << 20  # those of published models have a few MiB at most
+FLOATS = {"Infinity": float("inf"), "-Infinity": -float("inf"), "NaN": float("nan")}
 
 
 def read_json(path: Path) -> Any:
@@ -13,6 +14,12 @@ def read_json(path: Path) -> Any:
     if size > MAX_BYTES:
         raise ValueError(f"{size} bytes are too many for a file of JSON: at most {MAX_BYTES} are read")
     try:
-        return json.loads(path.read_bytes())
+        return json.loads(path.read_bytes(), object_hook=_float_or_same)
     except RecursionError:
         raise ValueError("its values are nested too deep") from None
+
+
+def _float_or_same(content: dict[str, Any]) -> Any:
+    """Transformers writes the floats that JSON does not have as {"__float__": "Infinity"}, and the like."""
+    name = content.get("__float__") if len(content) == 1 else None
+    return FLOATS.get(name, content) if isinstance(name, str) else content

@@ -109,3 +109,14 @@ def test_layers_with_windows_are_no_programs(made, load, monkeypatch):
     monkeypatch.setattr(StepContext, "note", lambda step, layer, keys, values, _: note(step, layer, keys, values, 64))
     assert load(made("lfm2").directory)._decoder.programs is None
     assert load(made("mamba").directory)._decoder.programs is not None, "it has no attention"
+
+
+@pytest.mark.parametrize("name", ["granitemoehybrid", "mamba2"])
+def test_a_configuration_may_have_a_number_without_end(name, made, load, all_logits, monkeypatch):
+    """Steps of Mamba 2 may be of any length. Transformers writes that as no number of JSON, and reads it itself."""
+    directory = made(name).directory
+    assert '"__float__": "Infinity"' in (directory / "config.json").read_text()
+    runner = load(directory, quantization="q8")
+    found = all_logits(runner, TOKENS)
+    monkeypatch.setattr(runner._decoder.programs, "begin", lambda batch, kv: False)
+    assert difference(found, all_logits(runner, TOKENS)) < 5e-3
