@@ -36,7 +36,7 @@ def of_tensors(
         def get_packed(stacks: StackPacking) -> PackedWeights:
             return kept.weights(stacks, {"stacks": stacks.key()})
 
-        packing = LayerPacking(source, dtype, how.quantization, extension, how.progress, get_packed)
+        packing = LayerPacking(source, dtype, how.scheme, extension, how.progress, get_packed)
     decoder = TransformersDecoder.of_tensors(
         *(kept.name, config, read, dtype, how.ops, how.device, rope_factors, packing)
     )
