@@ -203,13 +203,17 @@ def test_what_is_not_finite_shows_in_its_column_only(kernels, format_):
             assert torch.equal(out[[0, 2]], good[[0, 2]]), (inputs, bad)
 
 
-@pytest.mark.parametrize(("inputs", "sign"), [(inputs, sign) for inputs in inputs_of("q8_rows")[1:] for sign in (1, -1)])
+@pytest.mark.parametrize(
+    ("inputs", "sign"), [(inputs, sign) for inputs in inputs_of("q8_rows")[1:] for sign in (1, -1)]
+)
 def test_sums_of_rows_with_one_scale_have_room(kernels, inputs, sign):
     """For the largest numbers, in any number of columns; and inputs of other sizes see the same step."""
     rows, cols = 37, 2 * 1024 + 96
     data = torch.empty(kernels.packed_bytes("q8_rows", rows, cols), dtype=torch.uint8)
     scales = torch.full((rows, 1), 0.5).view(torch.uint8)
-    kernels.repack(data, torch.cat((scales, torch.full((rows, cols), 0x80, dtype=torch.uint8)), 1), "q8_rows", rows, cols)
+    kernels.repack(
+        data, torch.cat((scales, torch.full((rows, cols), 0x80, dtype=torch.uint8)), 1), "q8_rows", rows, cols
+    )
     weight = kernels.Weight(data, "q8_rows", rows, cols, inputs)
     for columns in (1, 2, 3, 8, 12, 17):
         out = product(kernels, torch.full((columns, cols), float(sign) * MOST[inputs]), weight)
