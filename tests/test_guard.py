@@ -41,8 +41,8 @@ def written(tmp_path, root, monkeypatch):
     """Writes a test file, and returns the command that runs it under the hooks."""
     monkeypatch.setenv("PYTHONPATH", str(root / "tests" / "support"))
 
-    def write(source, end_after=60):
-        (tmp_path / "pytest.ini").write_text(INI.format(end_after=end_after))
+    def write(source, end_after=60, ini=""):
+        (tmp_path / "pytest.ini").write_text(INI.format(end_after=end_after) + ini)
         (tmp_path / "conftest.py").write_text('pytest_plugins = ("guard.hooks",)\n')
         (tmp_path / "test_it.py").write_text(BEGIN + source)
         return [sys.executable, "-m", "pytest", str(tmp_path)]
@@ -165,3 +165,21 @@ def test_a_run_that_is_told_to_end_ends_in_order(written, tmp_path):
     assert "ended by SIGTERM" in output and "torn down" in output
     assert run.returncode == 128 + signal.SIGTERM
     assert not [pid for pid in started(tmp_path) if exists(pid)]
+
+
+INTERRUPTED = """
+@pytest.fixture
+def broken():
+    __tracebackhide__ = lambda excinfo: signal.raise_signal(signal.SIGINT)
+    raise RuntimeError
+
+def test_is_interrupted_while_its_failure_is_told(broken):
+    pass
+"""
+
+
+def test_ctrl_c_while_pytest_tells_of_a_failure_is_no_internal_error(written):
+    strict = "asyncio_default_fixture_loop_scope = function\nfilterwarnings = error\n"
+    done = subprocess.run(written(INTERRUPTED, ini=strict), capture_output=True, text=True)
+    assert done.returncode == pytest.ExitCode.INTERRUPTED, done.stdout + done.stderr
+    assert "KeyboardInterrupt" in done.stdout and "INTERNALERROR" not in done.stdout

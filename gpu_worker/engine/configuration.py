@@ -8,7 +8,7 @@ from gpu_worker.drafting.draft_model import DraftModel
 from gpu_worker.scheduling.state.scheduler_config import SchedulerConfig
 from gpu_worker.steps.runner import Runner, RunnerInfo
 from octavo.process.loop import StopRequest
-from octavo.process.machine import usable_cores
+from octavo.process.machine import WITHOUT_GPU, missing_gpu, usable_cores
 from octavo.request.errors import InvalidArgument, ServingError
 from octavo.settings.options import AUTO
 from octavo.settings.worker import WorkerSettings
@@ -79,6 +79,12 @@ def build_runner(settings: WorkerSettings) -> Runner:
         packed_cache=settings.packed_cache,
         packed_cache_bytes=settings.packed_cache_bytes,
     )
+
+
+def refuse_missing_gpu(settings: WorkerSettings) -> None:
+    """InvalidArgument where the settings ask for a GPU that is not here. It needs no torch, which takes seconds."""
+    if settings.runner == "model" and (missing := missing_gpu(settings.device)):
+        raise InvalidArgument("device", f"{settings.device}: {missing}: {WITHOUT_GPU}")
 
 
 def followed_host(settings: WorkerSettings) -> Callable[[StopRequest], Awaitable[int]] | None:

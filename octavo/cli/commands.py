@@ -23,6 +23,7 @@ from octavo.settings.options import SettingsError
 
 INTERRUPTED = 130
 BENCH = "octavo_bench"  # the package of `octavo bench`: like a program it stands above this one, and may be absent
+ELSEWHERE = {"serve": "up", "run": "up", "start": "up", "complete": "generate"}  # what other programs call these
 COMMANDS = (
     up,
     programs,
@@ -66,7 +67,8 @@ def parsed(words: Sequence[str]) -> argparse.Namespace:
     if words and not words[0].startswith("-") and words[0] not in commands:
         if words[0] == "bench":
             root.error(f"bench is in the package {BENCH}, which is not installed: install octavo with it")
-        root.error(f"no such command: {words[0]}{closest(words[0], commands)}")
+        ours = ELSEWHERE.get(words[0])
+        root.error(f"no such command: {words[0]}{closest(ours or words[0], commands)}")
     args, unknown = root.parse_known_args(words)
     args.arguments = list(words[1:])
     root.of_action(args).refuse(unknown)

@@ -96,6 +96,7 @@ def _require_usable(wanted: ClusterSettings) -> None:
     if up.store:
         _require(asyncio.run(store_check.store(up.store)))
     if worker.runner == "model":
+        _require(machine_checks.gpu(up.device))
         _require(model_checks.model(up.model))
         _require(model_checks.tokenizer(wanted.router.tokenizer or up.model))
         if worker.draft_model:

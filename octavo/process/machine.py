@@ -1,4 +1,4 @@
-"""How many cores and how much memory this process may use, by the limits of its cgroups, of either version, as well."""
+"""How many cores, how much memory and which GPUs this process may use: also by the limits of its cgroups."""
 
 import contextlib
 import ctypes
@@ -15,6 +15,8 @@ MEMORY_FILES = {  # by the version of cgroups: the limit, what is used, and how 
     1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
     2: ("memory.max", "memory.current", "inactive_file"),
 }
+CUDA_DRIVER = "libcuda.so.1"
+WITHOUT_GPU = "say --device cpu, or install NVIDIA's driver where there is a GPU"
 CPU_FILES = {1: ("cpu.cfs_quota_us", "cpu.cfs_period_us"), 2: ("cpu.max",)}  # by the version of cgroups
 
 
@@ -55,6 +57,27 @@ def usable_cores(cgroups: Path = CGROUPS, membership: Path = MEMBERSHIP) -> int:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quotas = (quota for folder in cgroup_folders("cpu", cgroups, membership) for quota in _quota(folder))
     return max(1, min([cores, *map(int, quotas)]))
+
+
+def cuda_devices() -> int:
+    """How many GPUs CUDA's driver offers to this process; 0 where there is no driver. It needs no torch."""
+    count = ctypes.c_int(0)
+    try:
+        driver = ctypes.CDLL(CUDA_DRIVER)
+        failed = driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count))
+    except (OSError, AttributeError):
+        return 0
+    return 0 if failed else count.value
+
+
+def missing_gpu(device: str) -> str:
+    """Why `device`, a setting's value, is no GPU of this machine; empty if it is one, or if no GPU is asked for."""
+    if not device.startswith("cuda"):
+        return ""
+    there = cuda_devices()
+    if int(device.partition(":")[2] or 0) < there:
+        return ""
+    return f"the last GPU is cuda:{there - 1}" if there else "CUDA's driver finds no GPU here"
 
 
 def _quota(folder: CgroupFolder) -> Iterator[float]:

@@ -54,7 +54,8 @@ class CommandParser(argparse.ArgumentParser):
             name = unknown[0].split("=")[0]
             if name in self.chosen:
                 self.error(f"`{self.prog}` chooses {name} for each process; {self.chosen[name]}")
-            hint = closest(name, flags)
+            longer = [flag for flag in flags if name.startswith("--") and flag.endswith(name[1:])]
+            hint = closest(longer[0] if len(longer) == 1 else name, flags)
             if name.lower() in _SWITCH_WORDS:
                 hint = "; a switch takes no value: --NAME turns it on, --no-NAME off"
             elif not hint and not name.startswith("-"):

@@ -1,6 +1,5 @@
 """Fixtures: the extension, and the instruction sets that this machine has."""
 
-import os
 from collections.abc import Iterator
 from types import ModuleType
 
@@ -9,12 +8,8 @@ import torch
 from instruction_sets import KERNELS
 from native_extension import extension
 
-import gpu_worker
-
 __all__ = ["extension"]
 
-if "OCTAVO_TEST_EXTENSION" in os.environ:  # another build than the one in gpu_worker/: with sanitizers, or with a bug
-    gpu_worker.__path__.insert(0, os.environ["OCTAVO_TEST_EXTENSION"])
 torch.set_num_threads(1)
 
 

@@ -29,8 +29,9 @@ class Bench:
         self.place = 0
 
     def take(self, count: int) -> tuple[int, int, int, int]:
-        at, self.place = self.place, self.place + 128
-        return at, 128, 0, count
+        at, apart = self.place, -(-count // 128) * 128
+        self.place += apart
+        return at, apart, 0, count
 
     def do(self, name: str, *given: object, **more: object) -> None:
         self.held += [*given, *more.values()]
@@ -122,21 +123,22 @@ def in_pieces(make, wide: Tensor) -> Tensor:
     return outputs[0]
 
 
-@pytest.mark.parametrize("width", [2, 4])
-def test_a_convolution_goes_on_after_its_state(kernels, width):
-    taps, bias, x = draw(1, width, 19), draw(2, 19), draw(3, TOKENS, 19)
+@pytest.mark.parametrize(("width", "channels"), [(2, 19), (4, 19), (2, 600)])
+def test_a_convolution_goes_on_after_its_state(kernels, width, channels):
+    """Of more channels than a thread takes at once, too."""
+    taps, bias, x = draw(1, width, channels), draw(2, channels), draw(3, TOKENS, channels)
 
     def make():
-        bench = Bench(kernels, 19)
-        entered, to = bench.enter(x), bench.take(19)
+        bench = Bench(kernels, channels)
+        entered, to = bench.enter(x), bench.take(channels)
         bench.do("convolve", to, entered, taps, bias, True, 64)
-        bench.do("take", (-1, 0, 0, 19), to, torch.arange(19))
+        bench.do("take", (-1, 0, 0, channels), to, torch.arange(channels))
         return bench
 
     found = in_pieces(make, x)
     for part, given in zip(found.split(LENGTHS), x.double().split(LENGTHS), strict=True):
         padded = functional.pad(given.T, (width - 1, 0))[None]
-        expected = functional.conv1d(padded, taps.double().T[:, None], bias.double(), groups=19)[0].T
+        expected = functional.conv1d(padded, taps.double().T[:, None], bias.double(), groups=channels)[0].T
         close(part, functional.silu(expected))
 
 
@@ -190,8 +192,9 @@ def test_recurrences_of_heads(kernels, rule):
     close(outputs, torch.stack(expected).view(TOKENS, -1), 2e-5)
 
 
-def test_channels_of_mamba1(kernels):
-    channels, dim = 21, 11
+@pytest.mark.parametrize(("channels", "dim"), [(21, 11), (300, 2)])
+def test_channels_of_mamba1(kernels, channels, dim):
+    """Of more than a thread takes at once, too."""
     counts = (dim, dim, channels, channels)
     given = torch.cat([draw(i, TOKENS, count) * (8 if i > 2 else 1) for i, count in enumerate(counts)], 1)
     rates, bias, skips = -draw(7, channels, dim).abs(), draw(8, channels), draw(9, channels)

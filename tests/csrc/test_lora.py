@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from instruction_sets import ISAS
-from small_decoder import BLOCK_SIZE, BLOCKS, Weights
+from small_decoder import BLOCK_SIZE, BLOCKS, SIZES, Weights
 from torch import Tensor
 
 from gpu_worker.ops.lora import Lora, LoraPart, LoraRows, LoraStack, add_lora
@@ -40,9 +40,13 @@ def adapter(
 
 
 class Model:
-    def __init__(self, extension: ModuleType) -> None:
+    def __init__(self, extension: ModuleType, inner: int = 32) -> None:
         torch.manual_seed(1)
-        self.llama = extension.Llama(**Weights(extension).arguments())
+        weights = Weights(extension)
+        arguments = weights.arguments() | {"sizes": SIZES | {"inner": inner}}
+        mlp = {"gate_up": weights.stack(2 * inner), "down": (weights.matrix(32, inner),)}
+        arguments["layers"] = [layer | mlp for layer in arguments["layers"]]
+        self.llama = extension.Llama(**arguments)
         self.kv = extension.Kv([torch.zeros(BLOCKS, 1, 2, BLOCK_SIZE, 16)])
 
     def run(self, rows: Tensor | None, loras: tuple[Any, ...], count: int = 1, length: int = TOKENS) -> Tensor:
@@ -92,17 +96,19 @@ def test_a_row_has_the_same_bits_beside_any_others(extension: ModuleType, model:
 def test_a_matrix_in_parts_of_any_size_gives_the_same_bits(
     extension: ModuleType, model: Model, dtype: torch.dtype
 ) -> None:
-    a, b = (torch.randn(shape).to(dtype) / 4 for shape in ((5, 32), (5, 64)))
+    """Of more rows than threads compute together, so that each has a share."""
+    a, b = (torch.randn(shape).to(dtype) / 4 for shape in ((5, 32), (5, 320)))
+    wide = Model(extension, 160)
 
     def states(*cuts: int) -> Tensor:
-        parts = [weight(extension, b[:, first:end].contiguous()) for first, end in pairwise((0, *cuts, 64))]
+        parts = [weight(extension, b[:, first:end].contiguous()) for first, end in pairwise((0, *cuts, 320))]
         many = weight(extension, torch.cat([a] * len(parts)))
         stack = many, tuple(zip(parts, (0, *cuts), strict=True))
-        return model.run(torch.arange(TOKENS), ((extension.Lora(2.0, [{"gate_up": stack}]), TOKENS),))
+        return wide.run(torch.arange(TOKENS), ((extension.Lora(2.0, [{"gate_up": stack}]), TOKENS),))
 
     whole = states()
-    assert not torch.equal(whole, model.run(None, ()))
-    for cuts in ((32,), (61,), (3,), (7, 8, 17, 63)):
+    assert not torch.equal(whole, wide.run(None, ()))
+    for cuts in ((160,), (64, 128, 192, 256), (61,), (3,), (7, 8, 17, 63)):
         assert torch.equal(states(*cuts), whole)
 
 

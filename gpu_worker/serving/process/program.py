@@ -7,7 +7,7 @@ import os
 import time
 
 from gpu_worker.drafting.draft_model import DraftModel
-from gpu_worker.engine.configuration import build_draft_model, build_runner, followed_host
+from gpu_worker.engine.configuration import build_draft_model, build_runner, followed_host, refuse_missing_gpu
 from gpu_worker.serving.process import progress_monitor
 from gpu_worker.serving.process.lease import WorkerIdTaken, register_worker
 from gpu_worker.serving.process.listener import Listener, NoAddress
@@ -41,6 +41,7 @@ async def serve(settings: WorkerSettings) -> int:
     """
     stop = stop_request()
     try:
+        refuse_missing_gpu(settings)
         if (follow := followed_host(settings)) is not None:
             return await follow(stop)
     except (InvalidArgument, TlsError) as error:

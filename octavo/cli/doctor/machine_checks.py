@@ -11,7 +11,7 @@ from octavo.cli.doctor import CheckReport
 from octavo.local import ports, state
 from octavo.local.cluster import router_ports
 from octavo.local.program_command import find_program
-from octavo.process.machine import available_bytes, total_bytes, usable_cores
+from octavo.process.machine import WITHOUT_GPU, available_bytes, missing_gpu, total_bytes, usable_cores
 from octavo.settings.up import UpSettings
 from octavo.wire.endpoint import parse_endpoint
 
@@ -88,12 +88,10 @@ def cpu() -> CheckReport:
 
 
 def gpu(device: str) -> CheckReport:
-    names = gpu_names()
-    if names:
-        return CheckReport("gpu", "ok", "; ".join(names))
-    if device.startswith("cuda"):
-        return CheckReport("gpu", "bad", f"no GPU for --device {device}", "use --device cpu, or install the driver")
-    return CheckReport("gpu", "ok", "none: the CPU is used")
+    if missing := missing_gpu(device):
+        return CheckReport("gpu", "bad", f"--device {device}: {missing}", WITHOUT_GPU)
+    unnamed = "one that nvidia-smi does not name" if device.startswith("cuda") else "none: the CPU is used"
+    return CheckReport("gpu", "ok", "; ".join(gpu_names()) or unnamed)
 
 
 def gpu_names() -> list[str]:

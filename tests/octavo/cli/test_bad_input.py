@@ -13,6 +13,7 @@ from effort import diagonal
 from octavo.cli import main
 from octavo.cli.doctor import machine_checks, model_checks
 from octavo.local import state
+from octavo.process import machine
 
 OCTAVO = [sys.executable, "-m", "octavo.cli"]
 NO_SECONDS = [f"{flag}={text}" for flag in ("--timeout", "--deadline") for text in ("x", "0", "-1", "nan", "inf")]
@@ -61,6 +62,8 @@ BAD = [
     # the command line itself
     ([], 2, "COMMAND"),
     (["genrate"], 2, "did you mean generate?"),
+    (["serve", "smollm2"], 2, "no such command: serve; did you mean up?"),
+    (["up", "--port=8000"], 2, "no such argument: --port=8000; did you mean --grpc-port?"),
     (["x\udcff"], 2, "no such command"),
     (["completion", "tcsh"], 2, "bash"),
     *(([name, "--jsn"], 2, "did you mean --json?") for name in ("up", "status", "doctor", "chat")),
@@ -113,6 +116,7 @@ BAD = [
     *(([name, "--store=foo://x"], 2, "must begin with redis://") for name in ("up", "router", "worker", "doctor")),
     *(([name, "--device=tpu"], 2, "must be auto, cpu, cuda or cuda:N") for name in ("up", "worker", "doctor")),
     (["up", "--workers=0"], 2, "`octavo router` runs a router alone"),
+    *(([*UP, f"--device={name}"], 1, "driver finds no GPU here: say --device cpu, or") for name in ("cuda", "cuda:1")),
     ([*UP, "--prefill-workers=2", "--decode-workers=1"], 1, "are more than --workers 2"),
     # the state directory
     *(([*words, "--state-dir=a-file"], 1, "is not a directory: choose another") for words in (*QUESTIONS, ["up"])),
@@ -148,7 +152,8 @@ BAD = [
 
 
 @pytest.mark.parametrize(("words", "code", "says"), BAD, ids=lambda value: str(value)[:60].encode("ascii", "replace"))
-def test_one_line_says_what_is_wrong(folder, capsys, words, code, says):
+def test_one_line_says_what_is_wrong(folder, capsys, monkeypatch, words, code, says):
+    monkeypatch.setattr(machine, "CUDA_DRIVER", "libnone.so")
     assert main(words) == code
     captured = capsys.readouterr()
     (line,) = captured.err.splitlines()

@@ -16,6 +16,7 @@ from octavo.cli import commands, main
 from octavo.cli.doctor import machine_checks, model_checks, native_checks
 from octavo.local import state
 from octavo.local.state import ClusterState, RouterState, StoreState, WorkerState
+from octavo.process import machine
 from octavo.settings.up import UpSettings
 
 ANSWER = "Paris, the capital."
@@ -186,10 +187,11 @@ def test_doctor_tells_what_a_machine_lacks(tmp_path, monkeypatch):
     program = tmp_path / "nvidia-smi"
     monkeypatch.setenv("PATH", str(tmp_path))
     gpus = []
-    for script in ("echo H200, 143771 MiB", "exit 1", ""):
+    for there, script in ((1, "echo H200, 143771 MiB"), (1, "exit 1"), (0, "")):
         program.write_text(f"#!/bin/sh\n{script}\n" if script else "")
         program.chmod(0o700)
-        gpus.append(machine_checks.gpu("cuda"))
+        monkeypatch.setattr(machine, "cuda_devices", lambda there=there: there)
+        gpus += [machine_checks.gpu(device) for device in ("cuda", "cuda:1", "auto")]
     monkeypatch.setattr(machine_checks, "PACKAGES", {"router": ("redis", "no-such-package"), "": ("none-at-all",)})
     monkeypatch.setattr(machine_checks, "ISA", ("fpu-of-nobody",))
     monkeypatch.setattr(machine_checks, "available_bytes", lambda: 1 << 30)
@@ -197,7 +199,13 @@ def test_doctor_tells_what_a_machine_lacks(tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1 << 29))
     for report, result, detail, fix in (
         (gpus[0], "ok", "H200, 143771 MiB", ""),
-        *((gpu, "bad", "no GPU for --device cuda", "use --device cpu, or install the driver") for gpu in gpus[1:]),
+        (gpus[1], "bad", "--device cuda:1: the last GPU is cuda:0", "say --device cpu, or install NVIDIA's driver"),
+        (gpus[2], "ok", "H200, 143771 MiB", ""),
+        (gpus[3], "ok", "one that nvidia-smi does not name", ""),
+        (gpus[5], "ok", "none: the CPU is used", ""),
+        (gpus[6], "bad", "--device cuda: CUDA's driver finds no GPU here", "say --device cpu"),
+        (gpus[7], "bad", "--device cuda:1: CUDA's driver finds no GPU here", "say --device cpu"),
+        (gpus[8], "ok", "none: the CPU is used", ""),
         (machine_checks.packages(), "bad", "missing: no-such-package, none-at-all", "pip install 'octavo[router]'"),
         (machine_checks.directory("~nobody-of-this-name"), "bad", "no home directory is known", ""),
         (machine_checks.directory(str(tmp_path)), "bad", "only 0.5 GiB free", "make room, or choose another"),

@@ -35,6 +35,8 @@ def pytest_configure(config: pytest.Config) -> None:
     No pickle is loaded that could run code.
     """
     unpickling.install()
+    # Ctrl-C inside a hook of pytest is told by a warning, which as an error would hide it: "INTERNALERROR".
+    config.addinivalue_line("filterwarnings", "ignore::pluggy.PluggyTeardownRaisedWarning")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # `nohup make test &` in a script
         signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, _end_in_order)

@@ -57,12 +57,12 @@ def whole(cluster: Cluster) -> Iterator[Cluster]:
     cluster.wait_idle()
 
 
-@pytest.hookimpl(hookwrapper=True)
+@pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
     """A failure shows the logs of the processes."""
-    outcome: Any = yield
-    report = outcome.get_result()
+    report: Any = yield
     if report.failed:
         for value in getattr(item, "funcargs", {}).values():
             if isinstance(value, Cluster):
                 report.sections.append((f"logs of {value.directory}", value.report()))
+    return report

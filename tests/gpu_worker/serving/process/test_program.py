@@ -3,6 +3,7 @@
 import pytest
 
 from gpu_worker.serving.process import program
+from octavo.process import machine
 from octavo.request.errors import NotFound
 from octavo.settings.worker import WorkerSettings
 
@@ -27,3 +28,12 @@ async def test_the_last_line_says_why_it_cannot_start(monkeypatch, caplog, error
     assert last.levelname == "ERROR"
     assert last.getMessage().startswith(f"cannot start: {says}")
     assert "\n" not in last.getMessage()
+
+
+async def test_a_gpu_that_is_not_here_is_refused_before_anything_begins(monkeypatch, caplog):
+    monkeypatch.setattr(machine, "CUDA_DRIVER", "libnone.so")
+    settings = WorkerSettings(listen="127.0.0.1:0", web_listen="", store="memory://", device="cuda")
+    assert await program.serve(settings) == 1
+    [record] = caplog.records
+    says = "cannot start: device: cuda: CUDA's driver finds no GPU here: say --device cpu"
+    assert record.getMessage().startswith(says)
