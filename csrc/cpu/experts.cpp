@@ -196,8 +196,7 @@ void ExpertRun::make_states() {
     const std::int64_t own = part_.inner.count;
     const std::int64_t some = states_ == nullptr ? inputs_at_once(e_.down[0], own, kPiece) : kPiece;
     const std::int64_t pieces = (own + some - 1) / some;
-    thread_.each(num_tokens_ * e_.top * pieces,
-                 [&](std::int64_t i) { activate(i / pieces, i % pieces * some, some); });
+    thread_.each(num_tokens_ * e_.top * pieces, [&](std::int64_t i) { activate(i / pieces, i % pieces * some, some); });
 }
 
 void ExpertRun::add_results(float* x) {

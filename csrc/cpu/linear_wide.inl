@@ -140,10 +140,10 @@ inline void put_sums(const LinearJob& job, std::int64_t column, std::int64_t row
 }
 
 struct WideSpace {
-    WideBlock* panel;  // [kWideBlocks]
-    float* sums;       // [kWideSlab, kGroupRows], zeros between groups
+    WideBlock* panel;     // [kWideBlocks]
+    float* sums;          // [kWideSlab, kGroupRows], zeros between groups
     std::int32_t* whole;  // the same of chunks, zeros between these
-    WideInputs* x;     // [tiles of columns, blocks, columns of the tile]
+    WideInputs* x;        // [tiles of columns, blocks, columns of the tile]
 };
 
 template <Format kFormat>

@@ -265,10 +265,10 @@ bool takes(Format format, Rounding rounding) {
 
 Rounding rounding_named(const char* name, Format format) {
     if (*name == '\0') {
-        return format < Format::kQ8              ? Rounding::kNone
-               : format == Format::kBf16Pairs    ? Rounding::kBf16
-               : has_row_scales(format)          ? Rounding::kToken15Bits
-                                                 : Rounding::k15Bits;
+        return format < Format::kQ8           ? Rounding::kNone
+               : format == Format::kBf16Pairs ? Rounding::kBf16
+               : has_row_scales(format)       ? Rounding::kToken15Bits
+                                              : Rounding::k15Bits;
     }
     for (const Rounding some : {Rounding::kNone, Rounding::k15Bits, Rounding::k8Bits, Rounding::kBf16,
                                 Rounding::kToken15Bits, Rounding::kToken8Bits}) {

@@ -31,8 +31,8 @@
 //         16h + 4i + j; 16 scales for columns 0 … 15 and 16 for the others, signed bytes;
 //         value = step * scale * (number - 32)
 //   kIq4Xs: no higher bits; 16 scales, signed bytes; value = step * scale * the number of the code (kIq4Numbers)
-// All but kBf16Pairs, kQ8Rows, kQ4Zeros and kMxfp4 are GGUF's Q8_0, Q4_0, Q4_1, IQ4_NL, Q5_0, Q5_1, Q3_K, Q4_K, Q5_K, Q6_K and
-// IQ4_XS in another order: repacking loses nothing.
+// All but kBf16Pairs, kQ8Rows, kQ4Zeros and kMxfp4 are GGUF's Q8_0, Q4_0, Q4_1, IQ4_NL, Q5_0, Q5_1, Q3_K, Q4_K, Q5_K,
+// Q6_K and IQ4_XS in another order: repacking loses nothing.
 #pragma once
 
 #include <cstdint>

@@ -86,13 +86,13 @@ class MatrixPacker:
         formats = {self._source.block_format(name) for name in names}
         if len(formats) == 1 and not formats & {FLOATS, ""}:
             return formats.pop(), self._source
-        return "q8" if self._scheme == "auto" and FLOATS not in formats else FLOATS, None
+        return "q8" if self._scheme == "auto" and not formats & {FLOATS, ROWS} else FLOATS, None
 
     def split(self, names: list[str]) -> list[list[str]]:
         """The tensors of a stack by those that `stack` makes one matrix of: neighbours of one type, if it is kept.
 
         All matrices of a stack round their inputs alike: so one tensor in floats makes a single one, except by `none`,
-        and so does one whose rows have one scale, beside others.
+        and so does one whose rows have one scale beside others: in floats, as no packed format holds both.
         """
         halves = self._scheme == "none" and self._dtype == torch.bfloat16
         if not isinstance(self._source, BlockSource) or self._scheme in ("q8", "q4") or halves:
