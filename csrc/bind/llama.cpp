@@ -310,15 +310,19 @@ void bind_llama(py::module_& module) {
             "forward",
             [](Model& model, const TensorRef& hidden, const TensorRef& token_ids, const TensorRef& positions,
                const TensorRef& slots, const TensorRef& cu_q, const TensorRef& seq_lens, const TensorRef& block_tables,
-               const TensorRef& rows, const Kv& kv, const TensorRef& lora_rows, const py::tuple& loras) {
+               const TensorRef& rows, const Kv& kv, const TensorRef& lora_rows, const py::tuple& loras,
+               const TensorRef& picture_rows, const TensorRef& picture_states, const TensorRef& picture_cos,
+               const TensorRef& picture_sin) {
                 const LlamaStep step{{token_ids, positions, slots, {cu_q, seq_lens, block_tables}, rows, lora_rows, {}},
-                                     groups_of(loras)};
+                                     groups_of(loras),
+                                     {picture_rows, picture_states, picture_cos, picture_sin}};
                 const py::gil_scoped_release free;
                 const std::lock_guard<std::mutex> lock(model.mutex);
                 model.llama.forward(hidden, step, kv.layers);
             },
             "hidden"_a, "token_ids"_a, "positions"_a, "slots"_a, "cu_q"_a, "seq_lens"_a, "block_tables"_a, "rows"_a,
-            "kv"_a, "lora_rows"_a = py::none(), "loras"_a = py::tuple())
+            "kv"_a, "lora_rows"_a = py::none(), "loras"_a = py::tuple(), "picture_rows"_a = py::none(),
+            "picture_states"_a = py::none(), "picture_cos"_a = py::none(), "picture_sin"_a = py::none())
         .def(
             "serve",
             [](Model& model, const Kv& kv, const TensorRef& arena) {

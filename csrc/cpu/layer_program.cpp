@@ -30,9 +30,20 @@ void LayerProgram::inside(const Slice& slice, const char* name) const {
     const bool of_states = slice.at == Slice::kStates;
     require(slice.at >= Slice::kStates && slice.at <= width_ && slice.apart >= 0 && slice.apart <= width_, name,
             "lies outside");
-    const std::int64_t end = of_states ? hidden_ : std::min(slice.apart, width_ - slice.at);
+    require(of_states || slice.apart <= width_ - slice.at, name, "lies outside");
+    const std::int64_t end = of_states ? hidden_ : slice.apart;
     require(slice.first >= 0 && slice.first <= end && slice.count > 0 && slice.count <= end - slice.first, name,
             "lies outside");
+}
+
+// `to` is written while other threads read the others.
+void LayerProgram::apart(const Slice& to, const char* name, std::initializer_list<Slice> from,
+                         const char* names) const {
+    inside(to, name);
+    for (const Slice& slice : from) {
+        inside(slice, names);
+        require(!overlap(to, slice), name, "overlaps with what is read");
+    }
 }
 
 void LayerProgram::norm(const Slice& to, const Slice& from, const TensorRef& weight, float eps, std::int64_t size,
@@ -120,9 +131,7 @@ void LayerProgram::add(const Slice& to, const Slice& from, float times) {
 }
 
 void LayerProgram::take(const Slice& to, const Slice& from, const TensorRef& indices) {
-    inside(to, "to");
-    inside(from, "from");
-    require(!overlap(to, from), "to", "overlaps with what is taken");
+    apart(to, "to", {from}, "from");
     expect(indices, "indices", {to.count}, DType::kI64);
     for (std::int64_t i = 0; i < to.count; ++i) {
         const std::int64_t index = indices.as<std::int64_t>()[i];
@@ -139,16 +148,12 @@ void LayerProgram::take(const Slice& to, const Slice& from, const TensorRef& ind
 
 void LayerProgram::linear(const Slice& to, const Slice& from, const Weight& weight, const TensorRef& bias,
                           bool accumulate) {
-    inside(to, "to");
-    inside(from, "from");
+    apart(to, "to", {from}, "from");
     require(from.count == weight.cols && to.count == weight.rows, "weight", "has another shape");
-    require(!overlap(to, from), "to", "overlaps with the inputs");
     if (bias.given()) {
         floats(bias, weight.rows, "bias");
     }
-    const bool same = last_rounded_.count == from.count && overlap(last_rounded_, from) &&
-                      last_rounded_.first == from.first && last_rounding_ == weight.rounding;
-    if (weight.rounding != Rounding::kNone && !same) {
+    if (weight.rounding != Rounding::kNone && !(same(last_rounded_, from) && last_rounding_ == weight.rounding)) {
         add_row(
             [=](const Frame& f, std::int64_t t) { round_inputs(weight, f.at(from, t), t, 0, weight.cols, f.inputs); });
         last_rounded_ = from;
@@ -168,22 +173,16 @@ void LayerProgram::linear(const Slice& to, const Slice& from, const Weight& weig
 void LayerProgram::attend(const Slice& to, const Slice& queries, const Slice& keys, const Slice& values,
                           std::int64_t layer, std::int64_t head_dim, std::int64_t rotated,
                           const AttentionOptions& options) {
-    for (const Slice& slice : {to, queries, keys, values}) {
-        inside(slice, "queries");
-        require(head_dim > 0 && slice.count % head_dim == 0, "head_dim", "does not divide queries or keys");
-    }
+    apart(to, "to", {queries, keys, values}, "queries");
+    require(head_dim > 0 && queries.count % head_dim == 0 && keys.count % head_dim == 0, "head_dim",
+            "does not divide queries or keys");
     as_wide(to, queries.count, "to");
     as_wide(values, keys.count, "values");
     require(queries.count % keys.count == 0, "queries", "have heads that do not share those of keys");
-    require(!overlap(to, queries), "to", "overlaps with the queries");
     require(layer >= 0 && layer < kMostElements, "layer", "is negative");
     require(rotated >= 0 && rotated % 2 == 0 && rotated <= head_dim, "rotated", "is not an even number of dimensions");
     require(options.window >= 0 && std::isfinite(options.scale) && options.soft_cap >= 0, "options", "are impossible");
-    auto made = std::make_unique<Attention>();
-    made->to = to;
-    made->queries = queries;
-    made->keys = keys;
-    made->values = values;
+    auto made = std::make_unique<Attention>(to, queries, keys, values);
     made->layer = layer;
     made->head_dim = head_dim;
     made->rotated = rotated;
@@ -201,6 +200,7 @@ void LayerProgram::run(const TensorRef& states, ProgramRoom& room, const TensorR
     const std::int64_t tokens = inside.tokens;
     expect(states, "states", {tokens, hidden_}, DType::kF32);
     expect_apart(states, "states", {&cos, &sin});
+    require(volume({tokens, width_}) < kMostElements, "states", "has more tokens than there is memory for");
     require(layers_ <= static_cast<std::int64_t>(inside.layers.size()), "room", "lacks a layer of keys and values");
     require(state_bytes_ <= inside.states.num_bytes(), "room", "lacks states");
     if (rotated_ > 0) {

@@ -227,6 +227,7 @@ void Llama::check(const TensorRef& hidden, const LlamaStep& step, const std::vec
     expect_ids(step.slots, "slots", -1, kv.empty() ? 0 : kv[0].num_blocks * kv[0].block_size);
     expect_ids(step.rows, "rows", 0, num_tokens);
     check_lora_rows(step, num_tokens);
+    check_pictures(step.pictures, num_tokens);
     for (const LoraGroup& group : step.loras) {
         check_lora(*group.lora);
     }
@@ -236,6 +237,37 @@ void Llama::check(const TensorRef& hidden, const LlamaStep& step, const std::vec
     const auto& [cu_q, seq_lens, tables] = step.batch;
     expect_apart(hidden, "hidden",
                  {&step.token_ids, &step.positions, &step.slots, &step.rows, &cu_q, &seq_lens, &tables});
+}
+
+void Llama::check_pictures(const LlamaPictures& pictures, std::int64_t num_tokens) const {
+    const auto& [rows, states, cos, sin] = pictures;
+    require(cos.given() == sin.given() && (cos.given() || !rows.given()), "picture_cos",
+            "is not given with picture_sin and picture_rows");
+    if (!cos.given()) {
+        return;
+    }
+    expect(cos, "picture_cos", {num_tokens, cos_.shape[1]}, DType::kF32);
+    expect(sin, "picture_sin", {num_tokens, cos_.shape[1]}, DType::kF32);
+    require(share_.team == nullptr && sizes_.latent.rank == 0 && !sizes_.sums_apart(), "picture_cos",
+            "is of a group, or of a model whose pictures are not read");
+    for (const LlamaLayer& layer : layers_) {
+        require(!layer.cos.given(), "picture_cos", "is of a model with layers that have angles of their own");
+    }
+    if (!rows.given()) {
+        return;
+    }
+    expect(rows, "picture_rows", {kAny}, DType::kI64);
+    expect(states, "picture_states", {rows.shape[0], kAny}, DType::kF32);
+    const std::int64_t times = states.shape[1] / sizes_.hidden;
+    require(times >= 1 && times - 1 <= static_cast<std::int64_t>(layers_.size()) &&
+                times * sizes_.hidden == states.shape[1],
+            "picture_states", "have another width than hidden states, or than some of them");
+    std::int64_t before = -1;
+    for (std::int64_t i = 0; i < rows.shape[0]; ++i) {
+        const std::int64_t row = rows.as<std::int64_t>()[i];
+        require(row > before && row < num_tokens, "picture_rows", "is out of range, or not in order");
+        before = row;
+    }
 }
 
 }  // namespace octavo

@@ -44,11 +44,14 @@ void Llama::Run::norm_own(const float* all, std::int64_t count, const TensorRef&
 
 void Llama::Run::place(const LlamaLayer& layer, const KvPages& kv) {
     const std::int64_t d = s_.head_dim, queries = own_.queries.count, keys = own_.keys.count, row = qkv_row();
-    const TensorRef &cos = layer.cos.given() ? layer.cos : m_.cos_, &sin = layer.sin.given() ? layer.sin : m_.sin_;
+    const LlamaPictures& pictures = step_.pictures;
+    const bool apart = pictures.cos.given();  // the angles of each token
+    const TensorRef& cos = apart ? pictures.cos : layer.cos.given() ? layer.cos : m_.cos_;
+    const TensorRef& sin = apart ? pictures.sin : layer.sin.given() ? layer.sin : m_.sin_;
     const std::int64_t turning = queries + keys, pairs = m_.cos_.shape[1] / 2, size = kv.block_size;
     each(row > 0 ? num_tokens_ : 0, [&](std::int64_t t) {
         float* heads = qkv_ + t * row;
-        const std::int64_t position = step_.positions.as<std::int64_t>()[t];
+        const std::int64_t position = apart ? t : step_.positions.as<std::int64_t>()[t];
         const Rope rope{cos.as<float>() + position * cos.stride[0], sin.as<float>() + position * sin.stride[0], pairs,
                         false};
         const bool together = m_.normed_together(layer);

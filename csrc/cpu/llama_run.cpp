@@ -1,6 +1,8 @@
 // A step of a decoder in one thread, from the embeddings to the states of its rows.
 #include "llama_run.h"
 
+#include <algorithm>
+
 namespace octavo {
 
 Llama::Run::Run(Llama& model, Part& part, const std::vector<KvPages>& kv, PoolThread& thread, int threads)
@@ -43,6 +45,7 @@ void Llama::Run::operator()() {
         adapt(index, &LoraLayer::out, attended_, s_.attended(), sum_, s_.hidden);
         end_sum(layer.attended_norm);
         layer.experts.router.empty() ? run_mlp(index) : ask_experts(layer);
+        show_after(index);
     }
     if (late_ != nullptr) {
         each(num_tokens_, [&](std::int64_t t) { add_apart(t, *late_); });
@@ -88,6 +91,10 @@ void Llama::Run::begin() {
         each((num_tokens_ - rank + ranks - 1) / ranks, [&](std::int64_t i) {
             const std::int64_t t = i * ranks + rank;
             float* x = x_ + t * s_.hidden;
+            if (const float* states = shown(t)) {
+                std::copy_n(states, s_.hidden, x);
+                return;
+            }
             k_.weight_row(m_.embedding_, step_.token_ids.as<std::int64_t>()[t], x);
             for (std::int64_t j = 0; s_.embedding_scale != 1.0F && j < s_.hidden; ++j) {
                 x[j] *= s_.embedding_scale;
@@ -95,6 +102,27 @@ void Llama::Run::begin() {
         });
     }
     meet();
+}
+
+const float* Llama::Run::shown(std::int64_t t) const {
+    const auto& [rows, states, cos, sin] = step_.pictures;
+    if (!rows.given()) {
+        return nullptr;
+    }
+    const auto *first = rows.as<std::int64_t>(), *end = first + rows.shape[0], *found = std::lower_bound(first, end, t);
+    return found != end && *found == t ? states.as<float>() + (found - first) * states.stride[0] : nullptr;
+}
+
+void Llama::Run::show_after(std::size_t index) {
+    const auto& [rows, states, cos, sin] = step_.pictures;
+    const std::int64_t first = (static_cast<std::int64_t>(index) + 1) * s_.hidden;
+    each(rows.given() && first < states.shape[1] ? rows.shape[0] : 0, [&](std::int64_t i) {
+        float* x = x_ + rows.as<std::int64_t>()[i] * s_.hidden;
+        const float* more = states.as<float>() + i * states.stride[0] + first;
+        for (std::int64_t j = 0; j < s_.hidden; ++j) {
+            x[j] += more[j];
+        }
+    });
 }
 
 void Llama::Run::meet(std::initializer_list<Columns> columns) {

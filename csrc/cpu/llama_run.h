@@ -68,6 +68,11 @@ class Llama::Run {
     // The embeddings, or what the stage before has left or sent.
     void begin();
 
+    // What stands for a token that shows a picture; null: it shows none.
+    const float* shown(std::int64_t t) const;
+    // Adds what pictures say after this layer.
+    void show_after(std::size_t index);
+
     // All ranks of the stage have done what they do before it, and other hosts' columns are there, too. Whether the
     // team is broken is asked at the end of the step.
     void meet(std::initializer_list<Columns> columns = {});

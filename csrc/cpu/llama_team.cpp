@@ -28,7 +28,7 @@ void Llama::serve(const std::vector<KvCache>& kv, const TensorRef& arena) {
     while ((!speaks() || share_.hosts->hear(*room_, hidden, arena)) && share_.team->meet_for_orders()) {
         switch (room_->order()) {
             case Order::kForward:
-                run(TensorRef{}, own_step({room_->step(), {}}, room_->step().lora_groups), layers);
+                run(TensorRef{}, own_step({room_->step(), {}, {}}, room_->step().lora_groups), layers);
                 break;
             case Order::kLogits:
                 share_of_logits(room_->rows());

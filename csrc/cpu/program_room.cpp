@@ -1,22 +1,20 @@
 #include "program_room.h"
 
+#include <utility>
+
 #include "kv_pages.h"
 
 namespace octavo {
-void StatePages::use(const std::vector<TensorRef>& layers) {
-    layers_.clear();
-    blocks_ = 0;
+StatePages::StatePages(const std::vector<TensorRef>& layers) {
     for (const TensorRef& layer : layers) {
-        usable(layer, "states");
-        require(layer.ndim > 1 && layer.shape[0] > 0, "states", "are no layers of an arena");
-        const std::int64_t bytes = layer.size() / layer.shape[0] * size_of(layer.dtype);
-        const std::int64_t apart = layer.stride[0] * size_of(layer.dtype);
-        require(layers_.empty() || (bytes == layer_bytes_ && apart == apart_ && layer.shape[0] == blocks_), "states",
+        expect(layer, "states", {kAny, kAny}, DType::kU8);
+        const std::int64_t blocks = layer.shape[0], bytes = layer.shape[1], apart = layer.stride[0];
+        require(layers_.empty() || (bytes == layer_bytes_ && apart == apart_ && blocks == blocks_), "states",
                 "are layers of several forms");
-        require(bytes % 64 == 0 && bytes > 0 && apart >= bytes, "states", "are not made of 64 bytes each");
+        require(blocks > 0 && bytes > 0 && bytes % 4 == 0 && apart >= bytes, "states", "are no floats of blocks");
         layer_bytes_ = bytes;
         apart_ = apart;
-        blocks_ = layer.shape[0];
+        blocks_ = blocks;
         layers_.push_back(layer.as<char>());
     }
 }
@@ -27,13 +25,14 @@ ProgramRoom::~ProgramRoom() = default;
 void ProgramRoom::use(const std::vector<KvCache>& kv, const std::vector<TensorRef>& states, std::int64_t block_size) {
     require(block_size > 0, "block_size", "is not positive");
     inside_->tokens = -1;
-    inside_->block_size = block_size;
-    inside_->layers.clear();
+    std::vector<KvPages> layers;
     for (const KvCache& cache : kv) {
-        inside_->layers.push_back(kv_pages(cache, KvNames("kv")));
-        require(inside_->layers.back().block_size == block_size, "block_size", "is not that of kv");
+        layers.push_back(kv_pages(cache, KvNames("kv")));
+        require(layers.back().block_size == block_size, "block_size", "is not that of kv");
     }
-    inside_->states.use(states);
+    inside_->states = StatePages(states);
+    inside_->layers = std::move(layers);
+    inside_->block_size = block_size;
 }
 
 void ProgramRoom::begin(const BatchRef& batch, const TensorRef& slots) {

@@ -19,8 +19,18 @@ namespace octavo {
 
 constexpr std::int64_t kMostTaps = 16;
 
+// Whether both are the same numbers of each token.
+inline bool same(const Slice& a, const Slice& b) {
+    return a.at == b.at && a.apart == b.apart && a.first == b.first && a.count == b.count;
+}
+
+// Whether some number of some token is in both. Matrices that share memory, but not their rows, count as overlapping.
 inline bool overlap(const Slice& a, const Slice& b) {
-    return a.at == b.at && a.first < b.first + b.count && b.first < a.first + a.count;
+    const bool states = a.at == Slice::kStates || b.at == Slice::kStates;
+    if (a.at == b.at && (states || a.apart == b.apart)) {
+        return a.first < b.first + b.count && b.first < a.first + a.count;
+    }
+    return !states && a.count > 0 && b.count > 0 && a.at < b.at + b.apart && b.at < a.at + a.apart;
 }
 
 inline void as_wide(const Slice& slice, std::int64_t count, const char* name) {
@@ -35,7 +45,8 @@ inline const float* floats(const TensorRef& tensor, std::int64_t count, const ch
 // The bytes of states in the blocks of an arena: those of a block go on from one layer of the arena to the next.
 class StatePages {
   public:
-    void use(const std::vector<TensorRef>& layers);
+    StatePages() = default;
+    explicit StatePages(const std::vector<TensorRef>& layers);
     std::int64_t num_bytes() const { return layer_bytes_ * static_cast<std::int64_t>(layers_.size()); }
     std::int64_t num_blocks() const { return blocks_; }
 
@@ -178,8 +189,15 @@ struct LayerProgram::Convolution : Operation {
     void keep(const Frame& f, const ProgramRun& run, std::int64_t channel, std::int64_t count) const;
 };
 
-struct LayerProgram::Recurrence : Operation {
-    Slice to, queries, keys, values, decays, rates, inputs;
+// What queries read of keys and values.
+struct LayerProgram::Reading : Operation {
+    Slice to, queries, keys, values;
+    Reading(const Slice& t, const Slice& q, const Slice& k, const Slice& v) : to(t), queries(q), keys(k), values(v) {}
+};
+
+struct LayerProgram::Recurrence : Reading {
+    using Reading::Reading;
+    Slice decays, rates, inputs;
     bool delta;
     TensorRef skips;
     RecurringSizes sizes;
@@ -190,8 +208,9 @@ struct LayerProgram::Recurrence : Operation {
     void go_through(const Frame& f, const ProgramRun& run, std::int64_t head) const;
 };
 
-struct LayerProgram::Scan : Operation {
-    Slice to, queries, keys, values, steps;
+struct LayerProgram::Scan : Reading {
+    using Reading::Reading;
+    Slice steps;
     TensorRef rates, skips;
     std::int64_t first;  // byte of the state
     void run(const Frame& f) const override;
@@ -200,8 +219,8 @@ struct LayerProgram::Scan : Operation {
     void go_through(const Frame& f, const ProgramRun& run, std::int64_t channel, std::int64_t count) const;
 };
 
-struct LayerProgram::Attention : Operation {
-    Slice to, queries, keys, values;
+struct LayerProgram::Attention : Reading {
+    using Reading::Reading;
     std::int64_t layer, head_dim, rotated;
     AttentionOptions options;
     void prepare(ProgramRoom::Inside& room) const override;

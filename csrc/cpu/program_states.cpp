@@ -148,70 +148,59 @@ void LayerProgram::Scan::go_through(const Frame& f, const ProgramRun& run, std::
     }
 }
 
-void LayerProgram::place_of(const StatePlace& place, std::int64_t bytes) {
-    require(place.first >= 0 && place.first < kMostElements && place.first % 4 == 0, "place", "is out of range");
-    state_bytes_ = std::max(state_bytes_, place.first + bytes);
+void LayerProgram::keep(std::int64_t place, std::int64_t bytes) {
+    require(place >= 0 && place < kMostElements && place % 4 == 0, "place", "is out of range");
+    state_bytes_ = std::max(state_bytes_, place + bytes);
     last_rounded_ = {};
 }
 
 void LayerProgram::convolve(const Slice& to, const Slice& from, const TensorRef& taps, const TensorRef& bias, bool silu,
-                            const StatePlace& place) {
-    inside(to, "to");
-    inside(from, "from");
+                            std::int64_t place) {
+    apart(to, "to", {from}, "from");
     as_wide(to, from.count, "to");
-    require(!overlap(to, from), "to", "overlaps with the inputs");
     expect(taps, "taps", {kAny, from.count}, DType::kF32);
     require(taps.shape[0] > 1 && taps.shape[0] <= kMostTaps, "taps", "are not 2 to 16");
     if (bias.given()) {
         floats(bias, from.count, "bias");
     }
-    place_of(place, (taps.shape[0] - 1) * from.count * 4);
+    keep(place, (taps.shape[0] - 1) * from.count * 4);
     auto made = std::make_unique<Convolution>();
     made->to = to;
     made->from = from;
     made->taps = taps;
     made->bias = bias;
     made->silu = silu;
-    made->first = place.first;
+    made->first = place;
     operations_.push_back(std::move(made));
 }
 
 std::unique_ptr<LayerProgram::Recurrence> LayerProgram::recurrence(const Slice& to, const Slice& queries,
                                                                    const Slice& keys, const Slice& values,
                                                                    const Slice& fades, const RecurringSizes& sizes,
-                                                                   const StatePlace& place) {
+                                                                   std::int64_t place) {
     for (const std::int64_t size : {sizes.heads, sizes.key_heads, sizes.key_dim, sizes.value_dim}) {
         require(size > 0 && size <= width_, "sizes", "are out of range");
     }
     require(sizes.heads % sizes.key_heads == 0, "sizes", "have heads that keys do not divide");
-    for (const Slice& slice : {to, queries, keys, values, fades}) {
-        inside(slice, "values");
-    }
-    as_wide(queries, sizes.key_heads * sizes.key_dim, "queries");
+    apart(to, "to", {queries, keys, values, fades}, "values");
+    as_wide(queries, volume({sizes.key_heads, sizes.key_dim}), "queries");
     as_wide(keys, queries.count, "keys");
-    as_wide(values, sizes.heads * sizes.value_dim, "values");
+    as_wide(values, volume({sizes.heads, sizes.value_dim}), "values");
     as_wide(to, values.count, "to");
     as_wide(fades, sizes.heads, "fades");
-    for (const Slice& slice : {queries, keys, values, fades}) {
-        require(!overlap(to, slice), "to", "overlaps with what is read");
-    }
-    place_of(place, volume({sizes.heads, sizes.key_dim, sizes.value_dim}) * 4);
-    auto made = std::make_unique<Recurrence>();
-    made->to = to;
-    made->queries = queries;
-    made->keys = keys;
-    made->values = values;
+    keep(place, volume({sizes.heads, sizes.key_dim, sizes.value_dim}) * 4);
+    auto made = std::make_unique<Recurrence>(to, queries, keys, values);
     made->decays = fades;
     made->sizes = sizes;
-    made->first = place.first;
+    made->first = place;
     return made;
 }
 
 void LayerProgram::delta(const Slice& to, const Slice& queries, const Slice& keys, const Slice& values,
                          const Slice& fades, const Slice& betas, const TensorRef& rates, const TensorRef& bias,
-                         float eps, const RecurringSizes& sizes, const StatePlace& place) {
+                         float eps, const RecurringSizes& sizes, std::int64_t place) {
     auto made = recurrence(to, queries, keys, values, fades, sizes, place);
-    inside(betas, "betas");
+    apart(to, "to", {betas}, "betas");
     as_wide(betas, sizes.heads, "betas");
     const float *rate = floats(rates, sizes.heads, "rates"), *added = floats(bias, sizes.heads, "bias");
     made->rates = betas;
@@ -236,13 +225,10 @@ void LayerProgram::delta(const Slice& to, const Slice& queries, const Slice& key
 void LayerProgram::mamba2(const Slice& to, const Slice& queries, const Slice& keys, const Slice& values,
                           const Slice& fades, const Slice& space, const TensorRef& rates, const TensorRef& bias,
                           const TensorRef& skips, float low, float high, const RecurringSizes& sizes,
-                          const StatePlace& place) {
+                          std::int64_t place) {
     auto made = recurrence(to, queries, keys, values, fades, sizes, place);
-    inside(space, "space");
+    apart(space, "space", {to, queries, keys, values, fades}, "values");
     as_wide(space, values.count, "space");
-    for (const Slice& slice : {to, queries, keys, values, fades}) {
-        require(!overlap(space, slice), "space", "overlaps with what is read");
-    }
     const float *rate = floats(rates, sizes.heads, "rates"), *added = floats(bias, sizes.heads, "bias");
     floats(skips, sizes.heads, "skips");
     made->inputs = values;
@@ -262,31 +248,21 @@ void LayerProgram::mamba2(const Slice& to, const Slice& queries, const Slice& ke
 
 void LayerProgram::mamba1(const Slice& to, const Slice& queries, const Slice& keys, const Slice& values,
                           const Slice& fades, const TensorRef& rates, const TensorRef& bias, const TensorRef& skips,
-                          const StatePlace& place) {
-    for (const Slice& slice : {to, queries, keys, values, fades}) {
-        inside(slice, "values");
-    }
-    for (const Slice& slice : {to, fades}) {
-        as_wide(slice, values.count, "fades");
-    }
+                          std::int64_t place) {
+    apart(to, "to", {queries, keys, values, fades}, "values");
+    as_wide(to, values.count, "to");
+    as_wide(fades, values.count, "fades");
     as_wide(keys, queries.count, "keys");
-    for (const Slice& slice : {queries, keys, values, fades}) {
-        require(!overlap(to, slice), "to", "overlaps with what is read");
-    }
     expect(rates, "rates", {values.count, queries.count}, DType::kF32);
     expect_dense(rates, "rates");
     const float* added = floats(bias, values.count, "bias");
     floats(skips, values.count, "skips");
-    place_of(place, volume({values.count, queries.count}) * 4);
-    auto made = std::make_unique<Scan>();
-    made->to = to;
-    made->queries = queries;
-    made->keys = keys;
-    made->values = values;
+    keep(place, volume({values.count, queries.count}) * 4);
+    auto made = std::make_unique<Scan>(to, queries, keys, values);
     made->steps = fades;
     made->rates = rates;
     made->skips = skips;
-    made->first = place.first;
+    made->first = place;
     add_row([=](const Frame& f, std::int64_t t) {
         float* steps = f.at(fades, t);
         f.k.fade(steps, added, nullptr, 0.0F, INFINITY, fades.count, steps, nullptr);

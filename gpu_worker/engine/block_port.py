@@ -18,7 +18,7 @@ from gpu_worker.engine.picture_loader import PictureLoader
 from gpu_worker.scheduling.block_exchange import BlockExchange, BlockImport, PinnedBlocks, WantedBlock
 from gpu_worker.scheduling.freezer import Freezer, FrozenSequence, PromptProgress
 from gpu_worker.scheduling.scheduler import Scheduler
-from gpu_worker.scheduling.standby_blocks import HistoryKey, StandbyBlocks, Tail
+from gpu_worker.scheduling.standby_blocks import HistoryKey, LastBlocks, SentBlock, StandbyBlocks
 from gpu_worker.scheduling.state.sequence import FINISHED, Sequence
 from gpu_worker.scheduling.state.workload import Workload
 from gpu_worker.steps.runner import RunnerInfo
@@ -223,13 +223,17 @@ class BlockPort:
         """Keeps the blocks of further hashes, and no longer those of others."""
         await self._ask(self._standby.keep, begun, ended)
 
-    async def read_tail(
-        self, key: HistoryKey, num_blocks: int, least: int, read: Callable[[BlockId], bytes]
-    ) -> tuple[int, Tail] | None:
-        """The block behind so many sealed ones of a history, and how many tokens it has: `StandbyBlocks.read_tail`."""
-        return await self._ask(self._standby.read_tail, key, num_blocks, least, read)
+    async def read_last(
+        self, key: HistoryKey, first: int, num_blocks: int, least: int, read: Callable[[BlockId], bytes]
+    ) -> LastBlocks:
+        """The last blocks of a history, and the one behind them that is not full: `StandbyBlocks.read_last`."""
+        return await self._ask(self._standby.read_last, key, first, num_blocks, least, read)
 
-    async def put_tail(self, tail: Tail, ended: Seq[BlockHash], write: Callable[[BlockId, bytes], None]) -> bool:
+    async def put_blocks(self, blocks: Seq[SentBlock], write: Callable[[BlockId, bytes], None]) -> bool:
+        """Takes in full blocks of histories that are kept. False: there is no room for them."""
+        return await self._ask(self._standby.put_blocks, blocks, write)
+
+    async def put_tail(self, tail: SentBlock, ended: Seq[BlockHash], write: Callable[[BlockId, bytes], None]) -> bool:
         """Keeps a tail, and no longer another one. False: there is no room for it."""
         return await self._ask(self._standby.put_tail, tail, ended, write)
 

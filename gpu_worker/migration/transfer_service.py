@@ -11,7 +11,7 @@ from gpu_worker.migration.calls.standby_calls import (
     HistoryState,
     NamedHistory,
     StandbyRequest,
-    tail_checksum,
+    block_checksum,
 )
 from gpu_worker.migration.calls.transfer_calls import (
     HASH_BYTES,
@@ -24,7 +24,7 @@ from gpu_worker.migration.prefix.block_supplier import MOST_WANTED, BlockSupplie
 from gpu_worker.migration.standby.standby_buddy import StandbyBuddy
 from gpu_worker.migration.target.migration_target import MigrationTarget
 from gpu_worker.scheduling.block_exchange import WantedBlock
-from gpu_worker.scheduling.standby_blocks import Tail
+from gpu_worker.scheduling.standby_blocks import SentBlock
 from octavo.internal.v1 import transfer_pb2, transfer_pb2_grpc
 from octavo.request import limits, validation
 from octavo.request.errors import CannotMove, InvalidArgument, Loading
@@ -208,17 +208,20 @@ def _history_from_wire(field: str, message: transfer_pb2.NamedHistory) -> NamedH
     seq_id = validation.validate_sequence_id(f"{field}.seq_id", message.seq_id)
     starts = range(0, len(message.hashes), HASH_BYTES)
     hashes = [BlockHash(message.hashes[start : start + HASH_BYTES]) for start in starts]
-    tail = _tail_from_wire(f"{field}.tail", message.tail) if message.HasField("tail") else None
-    return NamedHistory(seq_id, message.branch, message.first, hashes, tail)
+    blocks = [_sent_from_wire(f"{field}.blocks[{index}]", each) for index, each in enumerate(message.blocks)]
+    if [each.name for each in blocks] != hashes[len(hashes) - len(blocks) :]:
+        raise InvalidArgument(f"{field}.blocks", "are not the last ones of `hashes`: send those, in their order")
+    tail = _sent_from_wire(f"{field}.tail", message.tail) if message.HasField("tail") else None
+    return NamedHistory(seq_id, message.branch, message.first, hashes, blocks, tail)
 
 
-def _tail_from_wire(field: str, message: transfer_pb2.HistoryTail) -> Tail:
+def _sent_from_wire(field: str, message: transfer_pb2.SentBlock) -> SentBlock:
     if len(message.hash) != HASH_BYTES:
         raise InvalidArgument(f"{field}.hash", f"{len(message.hash)} bytes: a hash has {HASH_BYTES}")
-    tail = Tail(BlockHash(message.hash), message.content)
-    if tail_checksum(tail) != message.checksum:
+    block = SentBlock(BlockHash(message.hash), message.content)
+    if block_checksum(block) != message.checksum:
         raise InvalidArgument(f"{field}.content", "its checksum is wrong: send the block again")
-    return tail
+    return block
 
 
 def states_to_wire(states: list[HistoryState]) -> transfer_pb2.StandbyResponse:

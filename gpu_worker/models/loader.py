@@ -43,14 +43,13 @@ def load_model(
 
     `dtype` None means float32 on a CPU, and the file's type on a GPU. `quantization` is one of packed_weights.SCHEMES,
     or KEPT_SCHEMES (cuda_packing); all others but auto and none need native ops on a CPU, and raise InvalidArgument for
-    models like GPT, with pictures or with an encoder. `kv_dtype` is the type of the cache: for fp8 keys and values are
-    scaled as the checkpoint says. `context_tokens` is the length of the longest sequence that will be run, if the model
-    was made for longer ones: a model that encodes positions otherwise for long sequences then does so only if one can
-    be long. Raises NotFound if
-    there is no such model, and BadModel or MalformedGguf if it cannot be used. Converted GGUF weights and tokenizers
-    are kept in `cache_dir`, and what the extension multiplies with in `packed_cache`; None keeps none. With a `place`
-    in a group, the decoder is that rank's share (InvalidArgument where a decoder is not divided).
-    `recommended_sampling` says whether generation_config.json has a say in sampling.
+    models like GPT, or of mixtures with pictures. `kv_dtype` is the type of the cache: for fp8 keys
+    and values are scaled as the checkpoint says. `context_tokens` is the length of the longest sequence that will be
+    run, if the model was made for longer ones: a model that encodes positions otherwise for long sequences then does so
+    only if one can be long. Raises NotFound if there is no such model, and BadModel or MalformedGguf if it cannot be
+    used. Converted GGUF weights and tokenizers are kept in `cache_dir`, and what the extension multiplies with in
+    `packed_cache`; None keeps none. With a `place` in a group, the decoder is that rank's share (InvalidArgument where
+    a decoder is not divided). `recommended_sampling` says whether generation_config.json has a say in sampling.
     """
     started = time.monotonic()
     if quantization not in (*SCHEMES, *KEPT_SCHEMES):

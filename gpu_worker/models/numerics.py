@@ -41,11 +41,14 @@ def class_of(
     A product of fewer rows of a matrix may have other bits, with cuBLAS and in torch: how many ranks divide it is part
     of the class. The extension's own products, on a CPU and with `batch_invariant`, sum each row in one order.
     """
-    if isinstance(decoder, NativeLlamaDecoder) and isinstance(ops, NativeCpuOps):
-        # Of torch it has nothing but the table of positions.
-        in_halves = kv_dtype not in IN_FLOATS or "halves" in decoder.arithmetic
-        return _joined(*_native_cpu(ops, in_halves), decoder.arithmetic, f"rope={_digest(decoder.rope)}")
     name = str(dtype).removeprefix("torch.")
+    if isinstance(decoder, NativeLlamaDecoder) and isinstance(ops, NativeCpuOps):
+        # Of torch it has nothing but the table of positions, and what encodes pictures.
+        in_halves = kv_dtype not in IN_FLOATS or "halves" in decoder.arithmetic
+        encoder = (
+            () if decoder.encode_picture is None else ("pictures", name, f"torch-{torch.__version__}", *_torch_cpu())
+        )
+        return _joined(*_native_cpu(ops, in_halves), decoder.arithmetic, f"rope={_digest(decoder.rope)}", *encoder)
     decoded: tuple[str, ...] = (
         type(decoder).__name__.removesuffix("Decoder").lower(),
         name,
@@ -64,9 +67,13 @@ def class_of(
     if packed := getattr(decoder, "packed", None):
         decoded = (*decoded, packed.arithmetic())
     parts = _native_cpu(ops, in_halves) if isinstance(ops, NativeCpuOps) else ("cpu", "reference")
-    # Torch's products on a CPU are those of libraries that look at the processor themselves, and at the threads.
+    return _joined(*parts, *decoded, *_torch_cpu())
+
+
+def _torch_cpu() -> tuple[str, ...]:
+    """Torch's products on a CPU are those of libraries that look at the processor themselves, and at the threads."""
     capability = torch.backends.cpu.get_cpu_capability().lower()
-    return _joined(*parts, *decoded, capability, _processor(), f"threads={torch.get_num_threads()}")
+    return capability, _processor(), f"threads={torch.get_num_threads()}"
 
 
 def _joined(*parts: str) -> str:

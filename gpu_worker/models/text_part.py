@@ -11,6 +11,7 @@ from octavo.request.errors import BadModel
 
 HEAD = "lm_head."
 _PLACE = re.compile(r"(?:model\.)?(?:language_model|text_model)\.(?:model\.)?(.+)")
+_PLAIN = re.compile(r"model\.(?:embed_tokens|layers|norm)\..+")  # Qwen2-VL's first files name them so
 
 
 class TextSource:
@@ -31,7 +32,7 @@ class TextSource:
 
 def _plain_name(name: str) -> str:
     """Empty: it is not of the text."""
-    if name.startswith(HEAD):
+    if name.startswith(HEAD) or _PLAIN.fullmatch(name):
         return name
     place = _PLACE.fullmatch(name)
     if place is None:
@@ -53,7 +54,7 @@ def text_config(name: str, content: Mapping[str, Any], has_head: bool) -> Mappin
         found: dict[str, Any] = text.to_dict()
     except Exception as error:  # whatever a class makes of values that it does not expect
         raise BadModel(f"{name}: config.json: {type(error).__name__}: {error}") from error
-    tied = bool(whole.tie_word_embeddings or text.tie_word_embeddings)
+    tied = bool(whole.tie_word_embeddings or getattr(text, "tie_word_embeddings", False))
     found |= {"architectures": None, "tie_word_embeddings": tied and not has_head}
     for key in ("eos_token_id", "dtype", "torch_dtype", "quantization_config"):
         if content.get(key) is not None:

@@ -28,11 +28,19 @@ class HistoryKey(NamedTuple):
     branch: int
 
 
-class Tail(NamedTuple):
-    """The last block of a branch, in which some tokens are computed."""
+class SentBlock(NamedTuple):
+    """A block of a branch, with the tokens that are computed in it: a full one, or the tail."""
 
     name: BlockHash  # of those tokens after the blocks before
     content: bytes  # of the whole block: what is behind those tokens means nothing
+
+
+class LastBlocks(NamedTuple):
+    """Those of a branch that its buddy has not got yet."""
+
+    full: list[SentBlock]
+    tail: SentBlock | None = None
+    num_in_tail: int = 0  # tokens
 
 
 class StandbyBlocks:
@@ -83,29 +91,48 @@ class StandbyBlocks:
             return min(branch.num_sealed, (branch.num_prompt - 1) // self._block_size)
         return branch.num_sealed
 
-    def read_tail(
-        self, key: HistoryKey, num_blocks: int, least: int, read: Callable[[BlockId], bytes]
-    ) -> tuple[int, Tail] | None:
-        """The tail behind so many sealed blocks of a history, and how many tokens it has: at least `least`, or None.
+    def read_last(
+        self, key: HistoryKey, first: int, num_blocks: int, least: int, read: Callable[[BlockId], bytes]
+    ) -> LastBlocks:
+        """Of a history of so many sealed blocks, those from `first` on, and the tail behind them.
 
-        None also if a replay would not use it, or if its content changes with every token.
+        No tail with fewer than `least` tokens. Nothing if a replay would not use it, or if the content of a block
+        changes with every token.
         """
+        branch = self._find_running(key)
+        if branch is None or self._scores_again(branch) or self._workload.info.keeps_state:
+            return LastBlocks([])
+        full = [SentBlock(branch.hashes[index], read(branch.blocks[index])) for index in range(first, num_blocks)]
+        num_tokens = branch.num_computed - num_blocks * self._block_size
+        if not max(1, least) <= num_tokens < self._block_size:
+            return LastBlocks(full)
+        name = self._workload.tables.tail_name(branch, num_blocks, num_tokens)
+        return LastBlocks(full, SentBlock(name, read(branch.blocks[num_blocks])), num_tokens)
+
+    def _find_running(self, key: HistoryKey) -> Branch | None:
+        """The branch of a history, if it has its blocks here and its prompt is computed."""
         sequence = self._workload.sequences.get(key.seq_id)
         if sequence is None or sequence.epoch != key.epoch or not self._can_replay(sequence):
             return None
-        branch = next((each for each in sequence.branches if each.index == key.branch), None)
-        if branch is None or self._workload.info.keeps_state:
-            return None
-        num_tokens = branch.num_computed - num_blocks * self._block_size
-        is_there = branch.state is RUNNING and branch.num_output
-        if not is_there or self._scores_again(branch) or not max(1, least) <= num_tokens < self._block_size:
-            return None
-        name = self._workload.tables.tail_name(branch, num_blocks, num_tokens)
-        return num_tokens, Tail(name, read(branch.blocks[num_blocks]))
+        running = (each for each in sequence.branches if each.state is RUNNING and each.num_output)
+        return next((each for each in running if each.index == key.branch), None)
 
     # At the buddy
 
-    def put_tail(self, tail: Tail, ended: SequenceOf[BlockHash], write: Callable[[BlockId, bytes], None]) -> bool:
+    def put_blocks(self, blocks: SequenceOf[SentBlock], write: Callable[[BlockId, bytes], None]) -> bool:
+        """Takes in full blocks of histories that are kept. False: there is no room for them."""
+        try:
+            held = self._exchange.hold([[each.name for each in blocks]], to_keep=True)
+        except OutOfBlocks:
+            return False
+        contents = dict(blocks)
+        for wanted in held.wanted:
+            write(held.block_of(wanted.index), contents[wanted.block_hash])
+            self._exchange.seal(held, [wanted.index])
+        self._exchange.release(held)
+        return True
+
+    def put_tail(self, tail: SentBlock, ended: SequenceOf[BlockHash], write: Callable[[BlockId, bytes], None]) -> bool:
         """Keeps a tail, and no longer others. False: there is no room for it."""
         for name in ended:
             self._workload.tables.device.drop_tail(name)

@@ -24,6 +24,8 @@ UNDECODED = (
     *("gptj", "marian", "mbart", "mpt", "mt5", "pegasus", "plbart", "qwen2_5_vl", "qwen2_vl", "qwen3_vl"),
     *("qwen3_vl_moe", "t5", "umt5", "whisper"),
 )
+# Models that read pictures whose text octavo's own decoder computes on a CPU, and as what. Their encoders stay floats.
+PICTURED = {"qwen2_5_vl": "qwen2", "qwen2_vl": "qwen2", "qwen3_vl": "qwen3"}
 GPTQ_FORMATS = ("gptq", "gptq_v2")  # where zero points are stored minus one, and where they are stored as they are
 INTEGER_FORMATS = ("pack-quantized", "int-quantized")
 BLOCK = 32  # columns that share a scale in the extension's blocks

@@ -4,6 +4,7 @@ The tokenizer is the demo model's, with as many tokens that no text becomes as t
 """
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ def write_checkpoint(shape: str, directory: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     config = SHAPES[shape]
     (folder / "config.json").write_text(json.dumps(config, indent=1))
-    _write_tokenizer(folder, config["vocab_size"])
+    write_tokenizer(folder, config["vocab_size"], {})
     generator = torch.Generator().manual_seed(1)
     tensors = {name: _random(size, generator) for name, size in sizes_of(config).items()}
     save_file(tensors, folder / "new.safetensors", metadata={"format": "pt"})
@@ -75,12 +76,17 @@ def sizes_of(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     return sizes
 
 
-def _write_tokenizer(folder: Path, size: int) -> None:
+def write_tokenizer(folder: Path, size: int, special: Mapping[str, int]) -> None:
+    """The demo model's, with so many tokens; these have the ids that they have here."""
     content = json.loads(read_gguf(demo_file()).backend.to_str())
-    vocabulary = content["model"]["vocab"]
-    vocabulary |= {f"<more-{i}>": i for i in range(len(vocabulary), size)}
+    names = {i: name for name, i in content["model"]["vocab"].items() if name not in special}
+    names |= {i: name for name, i in special.items()}
+    content["model"]["vocab"] = known = {names.get(i, f"<more-{i}>"): i for i in range(size)}
+    content["model"]["merges"] = [each for each in content["model"]["merges"] if {*each, "".join(each)} <= known.keys()]
+    content["added_tokens"] = [each for each in content["added_tokens"] if each["content"] not in special]
+    content["added_tokens"] += [content["added_tokens"][-1] | {"id": i, "content": name} for name, i in special.items()]
     (folder / "tokenizer.json").write_text(json.dumps(content))
-    names = {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>", "unk_token": "<|endoftext|>"}
+    told = {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>", "unk_token": "<repo_name>"}
     (folder / "tokenizer_config.json").write_text(
-        json.dumps(names | {"tokenizer_class": "PreTrainedTokenizerFast", "pad_token": "<|im_end|>"})
+        json.dumps(told | {"tokenizer_class": "PreTrainedTokenizerFast", "pad_token": "<|im_end|>"})
     )

@@ -122,6 +122,9 @@ def spoil(x, dice):
     if isinstance(x, dict):
         key = dice.choice([*x, "nothing of the kind"])
         return {**x, key: spoil(x[key], dice) if key in x else 1}
+    if isinstance(x, tuple):
+        place = dice.randrange(len(x))
+        return (*x[:place], spoil(x[place], dice), *x[place + 1 :])
     if isinstance(x, list):
         return dice.choice([[], [3], x + x, [spoil(x[0], dice)]])
     return spoilt_tensor(x, dice) if isinstance(x, Tensor) else x

@@ -225,10 +225,13 @@ def test_a_program_refuses_what_lies_outside_or_is_not_there(kernels):
         ("to: lies outside", "multiply", (0, 128, 109, 20), here),
         ("to: lies outside", "multiply", (256, 128, 0, 20), here),
         ("to: lies outside", "multiply", (-2, 128, 0, 20), here),
+        ("to: lies outside", "multiply", (129, 128, 0, 20), here),
         ("by: lies outside", "multiply", here, (-1, 0, 1, 20)),
         ("by: has another width", "multiply", here, (-1, 0, 0, 19)),
         ("indices: name a number", "take", here, STATES, torch.full((20,), 20)),
-        ("to: overlaps with the inputs", "convolve", here, here, taps, None, False, 64),
+        ("to: overlaps with what is read", "convolve", here, here, taps, None, False, 64),
+        ("to: overlaps with what is read", "convolve", here, (64, 64, 0, 20), taps, None, False, 64),
+        ("to: overlaps with what is read", "convolve", here, (0, 64, 32, 20), taps, None, False, 64),
         ("taps: are not 2 to 16", "convolve", here, STATES, taps[:1], None, False, 64),
         ("size: does not divide", "norm", here, STATES, torch.ones(3), 1e-5, 3),
         ("place: is out of range", "convolve", here, STATES, taps, None, False, -64),
@@ -248,5 +251,25 @@ def test_a_program_refuses_what_lies_outside_or_is_not_there(kernels):
     room.begin(count, count[1:], table, slots)
     with pytest.raises(error, match=r"^room: lacks states"):
         program.run(states, room)
-    with pytest.raises(error, match=r"^states: are layers of several forms"):
-        room.use([], [layers[0], torch.zeros(2, 128, dtype=torch.uint8)], 8)
+    for says, *given in (
+        ("states: are layers of several forms", layers[0], torch.zeros(2, 128, dtype=torch.uint8)),
+        ("states: are no floats of blocks", torch.zeros(2, 66, dtype=torch.uint8)),
+        ("states: are no floats of blocks", torch.zeros(2, 64, dtype=torch.uint8)[:0]),
+        ("states: .*contiguous", torch.zeros(2, 64, 2, dtype=torch.uint8)[..., 0]),
+        ("states: ", torch.zeros(2, 4, 64, dtype=torch.uint8)[:, ::2]),
+        ("states: ", torch.zeros(2, 16)),
+    ):
+        with pytest.raises(error, match=f"^{says}"):
+            room.use([], given, 8)
+    wide, many = kernels.LayerProgram(20, 2**47), torch.zeros(4, 20)
+    counts, slots = torch.tensor([0, 4], dtype=torch.int32), torch.full((4,), -1)
+    room.use([], layers, 8)
+    room.begin(counts, counts[1:], table, slots)
+    with pytest.raises(error, match=r"^states: has more tokens than there is memory for"):
+        wide.run(many, room)
+    heads, dim = 4 * 5 * 5581 * 8681, 49477 * 384773
+    assert heads * dim == 2**64 + 4
+    to, values, fades = ((i * heads, heads, 0, heads) for i in range(3))
+    queries, keys = (3 * heads, 4, 0, 4), (3 * heads + 4, 4, 0, 4)
+    with pytest.raises(error, match=r"^queries: has another width"):
+        wide.delta(to, queries, keys, values, fades, fades, taps, taps, 1e-6, (heads, heads, dim, 1), 0)

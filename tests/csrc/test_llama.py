@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Iterator
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -141,6 +142,62 @@ def test_a_step_without_tokens_has_no_states(extension: ModuleType) -> None:
         pages, hidden = torch.zeros(BLOCKS, 1, 2, BLOCK_SIZE, size), torch.empty(0, 32)
         extension.Llama(**arguments).forward(hidden, none, none, none, ends, lens, table, none, extension.Kv([pages]))
         assert not pages.any()
+
+
+class PictureStep:
+    """A step of one sequence of eight tokens, some of which may show a picture."""
+
+    def __init__(self, extension: ModuleType) -> None:
+        torch.manual_seed(2)
+        self.arguments = Weights(extension).arguments()
+        self.matrix = torch.randn(16, 32)
+        self.arguments["embedding"] = extension.Weight(self.matrix, "f32", 16, 32)
+        self.llama, self.kv = extension.Llama(**self.arguments), extension.Kv([torch.zeros(1, 1, 2, 8, 16)])
+
+    def run(self, tokens: list[int], positions: list[int], **pictures: Any) -> Tensor:
+        hidden, batch = torch.empty(8, 32), (torch.arange(8), *(torch.tensor([*x]).int() for x in ((0, 8), (8,))))
+        self.llama.forward(
+            *(hidden, torch.tensor(tokens), torch.tensor(positions), *batch, torch.zeros(1, 1).int(), torch.arange(8)),
+            *(self.kv, None, ()),
+            **pictures,
+        )
+        return hidden
+
+
+def test_what_shows_a_picture_has_its_states_and_its_angles(extension: ModuleType) -> None:
+    """Those of other tokens at other positions, which give the same bits; and what is added to some after a layer."""
+    step, tokens, positions = PictureStep(extension), [3, 1, 4, 1, 5, 9, 2, 6], [0, 1, 2, 2, 3, 3, 4, 5]
+    rows = torch.tensor([2, 3, 5])
+    shown = {f"picture_{name}": step.arguments[name][positions] for name in ("cos", "sin")}
+    shown |= {"picture_rows": rows, "picture_states": step.matrix[[4, 1, 9]]}
+    expected = step.run(tokens, positions)
+    hidden = step.run([3, 1, 0, 0, 5, 0, 2, 6], [*range(8)], **shown)
+    assert torch.equal(hidden, expected)
+    deeper = torch.cat((shown["picture_states"], torch.randn(3, 32)), 1)
+    changed = step.run([3, 1, 0, 0, 5, 0, 2, 6], [*range(8)], **shown | {"picture_states": deeper}) != expected
+    assert changed.any(1).nonzero().flatten().tolist() == rows.tolist()
+
+
+def test_pictures_that_do_not_fit_are_refused_by_name(extension: ModuleType) -> None:
+    step, angles = PictureStep(extension), torch.zeros(8, 16)
+    good = {"picture_rows": torch.tensor([1, 3]), "picture_states": torch.zeros(2, 32)}
+    good |= {"picture_cos": angles, "picture_sin": angles.clone()}
+    step.run([0] * 8, [0] * 8, **good)
+    for name, value, what in (
+        ("picture_cos", None, "picture_cos.*not given"),
+        ("picture_sin", torch.zeros(7, 16), "picture_sin"),
+        ("picture_cos", torch.zeros(8, 8), "picture_cos"),
+        ("picture_rows", torch.tensor([3, 1]), "picture_rows.*order"),
+        ("picture_rows", torch.tensor([3, 3]), "picture_rows.*order"),
+        ("picture_rows", torch.tensor([-1, 3]), "picture_rows.*range"),
+        ("picture_rows", torch.tensor([1, 8]), "picture_rows.*range"),
+        ("picture_states", torch.zeros(3, 32), "picture_states"),
+        ("picture_states", torch.zeros(2, 33), "picture_states.*width"),
+        ("picture_states", torch.zeros(2, 96), "picture_states.*width"),
+        ("picture_states", None, "picture_states"),
+    ):
+        with pytest.raises(ValueError, match=what):
+            step.run([0] * 8, [0] * 8, **good | {name: value})
 
 
 def test_threads_take_turns(extension: ModuleType) -> None:

@@ -1,6 +1,7 @@
 """Streams of models of every kind survive what happens to workers: a move with its blocks, swaps, and kill -9."""
 
 import asyncio
+from typing import ClassVar
 
 import pytest
 import torch
@@ -12,12 +13,12 @@ from live.cluster import Shape
 from live.fixtures import whole
 from live.reader import Reader
 from spoken_types import DE, NO_TIMES, START, TRANSCRIBE, TinySpeech, said, wav
-from transformers_types import DELTA, THREE_LINEAR, WIDE
+from transformers_types import DELTA, LATENT, ROUTED_EXPERTS, THREE_LINEAR, WIDE
 
 from octavo.client import SamplingParams, Speech
 
 pytestmark = pytest.mark.timeout(600)  # workers import torch and transformers, and others may need the cores
-GREEDY = SamplingParams(temperature=0.0, max_tokens=400, ignore_eos=True)
+QUICK = ("latent", "qwen-vl")  # so a stream has to be long, or it ends before all has happened to it
 WAIT_S = 120.0
 END = 258  # the token after a text, where a model has an encoder
 
@@ -37,15 +38,19 @@ class Encoded:
         return self.tiny.logits(encoded, decoded)[len(self.tiny.start) - 1 : -1].argmax(-1).tolist()
 
 
-class Hybrid:
-    """Three layers of gated delta nets for one of attention."""
+class DecoderOnly:
+    """Three layers of gated delta nets for one of attention, or latent attention with experts."""
 
     prompts = tuple([number, *range(30, 90)] for number in range(3))
+    kinds: ClassVar = {
+        "hybrid": ("Qwen3_5Text", {**WIDE, **DELTA, **THREE_LINEAR}),
+        "latent": ("DeepseekV3", {**LATENT, **ROUTED_EXPERTS}),
+    }
 
     def __init__(self, name, folder):
         torch.manual_seed(1)
-        sizes = {**WIDE, **DELTA, **THREE_LINEAR, "vocab_size": 257, "max_position_embeddings": 2048}
-        config = transformers.Qwen3_5TextConfig(**sizes)
+        kind, sizes = self.kinds[name]
+        config = getattr(transformers, f"{kind}Config")(**{**sizes, "vocab_size": 257, "max_position_embeddings": 2048})
         save_noisy(transformers.AutoModelForCausalLM.from_config(config), folder)
         self.folder = folder
 
@@ -85,17 +90,25 @@ class Hearing:
         return logits.argmax(-1).tolist()
 
 
-KINDS = {"bart": Encoded, "t5-gated": Encoded, "qwen-vl": Sighted, "hybrid": Hybrid, "whisper": Hearing}
+KINDS = {
+    "bart": Encoded,
+    "t5-gated": Encoded,
+    "qwen-vl": Sighted,
+    "whisper": Hearing,
+    **dict.fromkeys(DecoderOnly.kinds, DecoderOnly),
+}
 
 
 @pytest.fixture(
     params=[
         "qwen-vl",
-        *(pytest.param(kind, marks=pytest.mark.long) for kind in ("bart", "hybrid", "t5-gated", "whisper")),
+        *(pytest.param(kind, marks=pytest.mark.long) for kind in ("bart", "hybrid", "latent", "t5-gated", "whisper")),
     ]
 )
 def kind(request, tmp_path):
-    return KINDS[request.param](request.param, tmp_path / "model")
+    made = KINDS[request.param](request.param, tmp_path / "model")
+    made.num_tokens = 1500 if request.param in QUICK else 400
+    return made
 
 
 @pytest.fixture
@@ -111,11 +124,11 @@ def pictures_in(store):
 
 
 async def test_streams_survive_what_happens_to_workers(pair, kind):
-    aside = asyncio.to_thread
+    aside, params = asyncio.to_thread, SamplingParams(temperature=0.0, max_tokens=kind.num_tokens, ignore_eos=True)
     async with pair.client() as client:
-        undisturbed = [Reader(client.generate(prompt, GREEDY)) for prompt in kind.prompts[: not kind.likeliest]]
+        undisturbed = [Reader(client.generate(prompt, params)) for prompt in kind.prompts[: not kind.likeliest]]
         await asyncio.gather(*(reader.task for reader in undisturbed))
-        readers = [Reader(client.generate(p, GREEDY, request_id=f"s{n}")) for n, p in enumerate(kind.prompts)]
+        readers = [Reader(client.generate(p, params, request_id=f"s{n}")) for n, p in enumerate(kind.prompts)]
         await asyncio.gather(*(reader.until(12, WAIT_S) for reader in readers))
         assert pictures_in(pair.store) == (len(kind.prompts) if isinstance(kind, (Sighted, Hearing)) else 0)
         first = await aside(pair.owner, "s0")
@@ -127,6 +140,6 @@ async def test_streams_survive_what_happens_to_workers(pair, kind):
         await asyncio.wait_for(asyncio.gather(*(reader.task for reader in readers)), WAIT_S)
     for prompt, reader in zip(kind.prompts, readers, strict=True):
         output = reader.tokens[0]
-        assert len(output) == GREEDY.max_tokens
+        assert len(output) == params.max_tokens
         assert output == (kind.likeliest(prompt, output) if kind.likeliest else undisturbed[0].tokens[0])
     assert pictures_in(pair.store) == 0, "a sequence that has ended needs no pictures"

@@ -8,7 +8,7 @@ import numpy as np
 
 from gpu_worker.scheduling.block_exchange import BlockExchange, BlockImport, PinnedBlocks
 from gpu_worker.scheduling.freezer import Freezer, FrozenSequence
-from gpu_worker.scheduling.standby_blocks import StandbyBlocks, Tail
+from gpu_worker.scheduling.standby_blocks import SentBlock, StandbyBlocks
 from gpu_worker.scheduling.state.sequence import CarriedScores, CarriedTail, Place
 from gpu_worker.testing.witness_runner import LAYERS, salt_of
 from octavo.request import hashing
@@ -157,7 +157,7 @@ class BlockTraffic:
         def write(block: int, _: bytes) -> None:
             arena[block, : len(part)] = content
 
-        is_kept = self.standby.put_tail(Tail(name, b""), [] if self.tail is None else [self.tail], write)
+        is_kept = self.standby.put_tail(SentBlock(name, b""), [] if self.tail is None else [self.tail], write)
         self.tail = name if is_kept else None
         self.world.counts["kept tails"] += is_kept
 

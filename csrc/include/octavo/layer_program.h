@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <initializer_list>
 #include <memory>
 #include <vector>
 
@@ -20,18 +21,13 @@ struct Slice {
     std::int64_t first = 0, count = 0;
 };
 
-// A part of the state that a block keeps: where in it the part begins, in bytes.
-struct StatePlace {
-    std::int64_t first = 0;
-};
-
 // What programs run on: a step's sequences, and the arena with their keys, values and states.
 class ProgramRoom {
   public:
     ProgramRoom();
     ~ProgramRoom();
 
-    // kv: a cache per layer with attention. states: the layers of the arena behind those, [n, ...]. All keep their
+    // kv: a cache per layer with attention. states u8 [n, bytes]: the layers of the arena behind those. All keep their
     // memory until the next call.
     void use(const std::vector<KvCache>& kv, const std::vector<TensorRef>& states, std::int64_t block_size);
 
@@ -50,6 +46,7 @@ struct RecurringSizes {
 
 // Only one thread may use a program, or programs of one room, at a time. It refers to the memory of its tensors, which
 // must outlive it. Operations run in the order in which they were added; each throws ArgumentError if it does not fit.
+// place: the first byte of what an operation keeps of the state in a block.
 class LayerProgram {
   public:
     // hidden: of a token's states; width: floats per token of all other matrices.
@@ -71,21 +68,21 @@ class LayerProgram {
     // Each number is made of those of as many tokens as there are taps f32 [width, count]. The state is f32
     // [width - 1, count]: the last inputs.
     void convolve(const Slice& to, const Slice& from, const TensorRef& taps, const TensorRef& bias, bool silu,
-                  const StatePlace& place);
+                  std::int64_t place);
     // The gated delta rule with normed queries and keys, which are changed: decays are exp(rates * softplus(fades +
     // bias)), and what is added is multiplied with sigmoid(betas). The state is f32 [heads, key_dim, value_dim].
     void delta(const Slice& to, const Slice& queries, const Slice& keys, const Slice& values, const Slice& fades,
                const Slice& betas, const TensorRef& rates, const TensorRef& bias, float eps,
-               const RecurringSizes& sizes, const StatePlace& place);
+               const RecurringSizes& sizes, std::int64_t place);
     // Mamba 2: steps are softplus(fades + bias) within limits, and decays exp(rates * steps); what is read has
     // skips f32 [heads] times the values added. space: as wide as the values.
     void mamba2(const Slice& to, const Slice& queries, const Slice& keys, const Slice& values, const Slice& fades,
                 const Slice& space, const TensorRef& rates, const TensorRef& bias, const TensorRef& skips, float low,
-                float high, const RecurringSizes& sizes, const StatePlace& place);
+                float high, const RecurringSizes& sizes, std::int64_t place);
     // Mamba 1: steps are softplus(fades + bias), and numbers of channels fade by exp(rates f32 [channels, dim] * step);
     // what is read has skips f32 [channels] times the values added. The state is f32 [channels, dim].
     void mamba1(const Slice& to, const Slice& queries, const Slice& keys, const Slice& values, const Slice& fades,
-                const TensorRef& rates, const TensorRef& bias, const TensorRef& skips, const StatePlace& place);
+                const TensorRef& rates, const TensorRef& bias, const TensorRef& skips, std::int64_t place);
     // Turns the first `rotated` dimensions of queries and keys, and attends. layer: of the caches.
     void attend(const Slice& to, const Slice& queries, const Slice& keys, const Slice& values, std::int64_t layer,
                 std::int64_t head_dim, std::int64_t rotated, const AttentionOptions& options);
@@ -99,16 +96,18 @@ class LayerProgram {
     struct OnRows;
     struct Product;
     struct Convolution;
+    struct Reading;
     struct Recurrence;
     struct Scan;
     struct Attention;
     void inside(const Slice& slice, const char* name) const;
+    void apart(const Slice& to, const char* name, std::initializer_list<Slice> from, const char* names) const;
     template <typename Row>
     void add_row(const Row& row);
-    void place_of(const StatePlace& place, std::int64_t bytes);
+    void keep(std::int64_t place, std::int64_t bytes);
     std::unique_ptr<Recurrence> recurrence(const Slice& to, const Slice& queries, const Slice& keys,
                                            const Slice& values, const Slice& fades, const RecurringSizes& sizes,
-                                           const StatePlace& place);
+                                           std::int64_t place);
 
     std::int64_t hidden_, width_;
     std::int64_t rounded_ = 0;      // inputs of a column that are rounded, at most

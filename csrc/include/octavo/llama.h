@@ -135,8 +135,17 @@ struct LoraGroup {
     std::int64_t count;
 };
 
+// Of a step that has a sequence with pictures; else not given.
+struct LlamaPictures {
+    TensorRef rows;  // i64 [p], ascending: the tokens that show one
+    TensorRef
+        states;  // f32 [p, (1 + n) hidden]: what stands for their embeddings, and is added after the first n layers
+    TensorRef cos, sin;  // f32 [t, rotated dimensions]: angles of each token, in the place of the model's
+};
+
 struct LlamaStep : TeamStep {
     std::vector<LoraGroup> loras;
+    LlamaPictures pictures;
 };
 
 // Only one thread may use it at a time. It refers to the memory of its tensors, which must outlive it.
@@ -179,6 +188,7 @@ class Llama {
     void check_experts_share(const Experts& experts) const;
     void check_hosts() const;
     void check(const TensorRef& hidden, const LlamaStep& step, const std::vector<KvPages>& kv) const;
+    void check_pictures(const LlamaPictures& pictures, std::int64_t num_tokens) const;
     void run(const TensorRef& hidden, const LlamaStep& step, const std::vector<KvPages>& kv);
     bool normed_together(const LlamaLayer& layer) const;
     bool shares_attention() const { return !share_.heads.empty(); }  // with other ranks of this host

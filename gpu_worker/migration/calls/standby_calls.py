@@ -1,9 +1,9 @@
 """The call Standby as plain values."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gpu_worker.migration.blocks.checksum import BlockChecksum
-from gpu_worker.scheduling.standby_blocks import Tail
+from gpu_worker.scheduling.standby_blocks import SentBlock
 from octavo.request.ids import BlockHash, Incarnation, SequenceId
 
 MOST_HISTORIES = 1024  # of one call
@@ -18,7 +18,8 @@ class NamedHistory:
     branch: int
     first: int  # how many leading blocks earlier calls have named
     hashes: list[BlockHash]  # of the next ones
-    tail: Tail | None = None  # the block after these
+    blocks: list[SentBlock] = field(default_factory=list)  # the last of these, if they need not be fetched
+    tail: SentBlock | None = None  # the block after these
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +43,8 @@ class HistoryState:
     refused: bool = False  # it has no room, and keeps nothing of the history
 
 
-def tail_checksum(tail: Tail) -> int:
-    """By which the buddy knows that a tail has come whole."""
-    checksum = BlockChecksum(int.from_bytes(tail.name[:8], "little"))
-    checksum.add_part(0, [memoryview(tail.content)])
-    return checksum.digest(len(tail.content))
+def block_checksum(block: SentBlock) -> int:
+    """By which the buddy knows that a block has come whole."""
+    checksum = BlockChecksum(int.from_bytes(block.name[:8], "little"))
+    checksum.add_part(0, [memoryview(block.content)])
+    return checksum.digest(len(block.content))

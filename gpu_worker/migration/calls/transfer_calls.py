@@ -13,9 +13,9 @@ import grpc
 
 from gpu_worker.engine.adapter_files import FilePiece
 from gpu_worker.migration.blocks.frames import SECRET_BYTES
-from gpu_worker.migration.calls.standby_calls import HistoryState, StandbyRequest, tail_checksum
+from gpu_worker.migration.calls.standby_calls import HistoryState, StandbyRequest, block_checksum
 from gpu_worker.scheduling.block_exchange import WantedBlock
-from gpu_worker.scheduling.standby_blocks import Tail
+from gpu_worker.scheduling.standby_blocks import SentBlock
 from gpu_worker.steps.runner import RunnerInfo
 from octavo.internal.v1 import transfer_pb2, transfer_pb2_grpc
 from octavo.request.errors import DeadlineExceeded, Mismatch, Unreachable
@@ -268,7 +268,8 @@ def standby_to_wire(request: StandbyRequest) -> transfer_pb2.StandbyRequest:
                 branch=each.branch,
                 first=each.first,
                 hashes=b"".join(each.hashes),
-                tail=_tail_to_wire(each.tail) if each.tail is not None else None,
+                blocks=map(_sent_to_wire, each.blocks),
+                tail=_sent_to_wire(each.tail) if each.tail is not None else None,
             )
             for each in request.histories
         ],
@@ -276,5 +277,5 @@ def standby_to_wire(request: StandbyRequest) -> transfer_pb2.StandbyRequest:
     )
 
 
-def _tail_to_wire(tail: Tail) -> transfer_pb2.HistoryTail:
-    return transfer_pb2.HistoryTail(hash=tail.name, content=tail.content, checksum=tail_checksum(tail))
+def _sent_to_wire(block: SentBlock) -> transfer_pb2.SentBlock:
+    return transfer_pb2.SentBlock(hash=block.name, content=block.content, checksum=block_checksum(block))

@@ -6,11 +6,11 @@ import time
 
 from gpu_worker.engine.block_port import BlockPort
 from gpu_worker.engine.worker_watch import WorkerWatch
-from gpu_worker.migration.calls.standby_calls import HistoryState, StandbyRequest
+from gpu_worker.migration.calls.standby_calls import HistoryState, NamedHistory, StandbyRequest
 from gpu_worker.migration.calls.transfer_calls import require_same_model
 from gpu_worker.migration.prefix.prefix_fetcher import PrefixFetcher
 from gpu_worker.migration.standby.kept_histories import KeepChange, KeptHistories, KeptHistory
-from gpu_worker.scheduling.standby_blocks import Tail
+from gpu_worker.scheduling.standby_blocks import SentBlock
 from gpu_worker.steps.runner import BlockMemory, BlocksInPlace
 from octavo.request.errors import Draining, InvalidArgument, OutOfBlocks, ServingError
 from octavo.request.ids import BlockHash, BlockId, Incarnation
@@ -43,32 +43,43 @@ class StandbyBuddy:
         self._num_lost = 0  # by the last count of what was held
 
     async def note_histories(self, request: StandbyRequest) -> list[HistoryState]:
-        """Takes in all that an owner wants kept. Raises Mismatch, Draining, or InvalidArgument for a tail."""
+        """Takes in all that an owner wants kept. Raises Mismatch, Draining, or InvalidArgument for a block."""
         if self._watch.draining:
             raise Draining("this worker drains: choose another one")
         require_same_model(self._blocks.info, request.fingerprint, request.layout, request.numerics)
-        self._check_tails(request)
+        self._check_sizes(request)
         change, states = self.histories.update(request.owner, request.number, request.histories, time.monotonic())
         self.num_refused += sum(each.refused for each in states)
         await self._apply(change)
-        self._wake.set()
-        for each in request.histories:
-            kept = self.histories.find(request.owner, request.number, (each.seq_id, each.branch))
-            if each.tail is not None and kept is not None and not kept.refused:
-                await self._keep_tail(kept, each.tail)
+        if isinstance(self._memory, BlocksInPlace):  # else what comes with a call is of no use
+            for index, each in enumerate(request.histories):
+                kept = self.histories.find(request.owner, request.number, (each.seq_id, each.branch))
+                if kept is not None and not kept.refused:
+                    await self._keep_sent(kept, each)
+                    states[index] = kept.state
+        self._wake.set()  # for what has not come with the call
         return states
 
-    def _check_tails(self, request: StandbyRequest) -> None:
+    def _check_sizes(self, request: StandbyRequest) -> None:
         size = self._memory.bytes_per_block
         for index, each in enumerate(request.histories):
-            if each.tail is not None and len(each.tail.content) != size:
-                told = f"{len(each.tail.content)} bytes, and a block of this layout has {size}: send the whole block"
-                raise InvalidArgument(f"histories[{index}].tail.content", told)
+            sent = {f"blocks[{number}]": block for number, block in enumerate(each.blocks)}
+            for field, block in (sent | ({"tail": each.tail} if each.tail is not None else {})).items():
+                if len(block.content) != size:
+                    told = f"{len(block.content)} bytes, and a block of this layout has {size}: send the whole block"
+                    raise InvalidArgument(f"histories[{index}].{field}.content", told)
 
-    async def _keep_tail(self, kept: KeptHistory, tail: Tail) -> None:
-        """Keeps a tail instead of the one that this history had. It is of use where blocks lie as they come."""
-        if not isinstance(self._memory, BlocksInPlace):
-            return
+    async def _keep_sent(self, kept: KeptHistory, named: NamedHistory) -> None:
+        """Keeps the blocks of a history that have come with a call."""
+        first = named.first + len(named.hashes) - len(named.blocks)
+        are_last = bool(named.blocks) and kept.hashes[first:] == [each.name for each in named.blocks]
+        if are_last and await self._blocks.put_blocks(named.blocks, self._write) and kept.num_held == first:
+            kept.num_held = min(first + len(named.blocks), len(kept.hashes))  # it may have been refused meanwhile
+        if named.tail is not None and not kept.refused:
+            await self._keep_tail(kept, named.tail)
+
+    async def _keep_tail(self, kept: KeptHistory, tail: SentBlock) -> None:
+        """Keeps a tail instead of the one that this history had."""
         change = KeepChange([], self.histories.set_tail(kept, tail.name))
         if kept.tail is None:
             await self._apply(change)

@@ -19,7 +19,7 @@ from gpu_worker.migration.calls.standby_calls import MOST_HISTORIES, StandbyRequ
 from gpu_worker.migration.calls.targets import TargetPool, TargetWorker
 from gpu_worker.migration.standby.covered_sequences import CoveredBranch, CoveredSequences, note_state
 from gpu_worker.migration.standby.kept_histories import KEEP_S
-from gpu_worker.scheduling.standby_blocks import Tail
+from gpu_worker.scheduling.standby_blocks import LastBlocks
 from gpu_worker.steps.runner import BlockMemory, BlocksInPlace
 from octavo.request.errors import ServingError
 from octavo.request.ids import BlockId, Incarnation
@@ -39,7 +39,7 @@ MOST_NAMED = 16_384  # hashes of one call
 # take a small part of the time.
 TAIL_PART = 4
 TAIL_PAUSE = 20.0  # times the last call
-MOST_TAIL_BYTES = 4 << 20
+MOST_SENT_BYTES = 4 << 20  # of the blocks that come with a call: others are fetched
 
 
 @dataclass(slots=True, eq=False)
@@ -52,12 +52,11 @@ class ToldBuddy:
     tail_after: float = float("-inf")  # when a call may be made for a tail alone
 
 
-class FoundTail(NamedTuple):
-    """The last block of a branch, which goes along with a call."""
+class FoundBlocks(NamedTuple):
+    """The last blocks of a branch, which go along with a call."""
 
     branch: CoveredBranch
-    num_tokens: int
-    tail: Tail
+    last: LastBlocks
 
 
 class StandbyOwner:
@@ -73,7 +72,7 @@ class StandbyOwner:
         min_tokens: int,
         memory: BlockMemory,
     ) -> None:
-        """Tails are sent where blocks can be read as they lie: on a GPU it takes no time to compute one again."""
+        """Bytes are sent where blocks can be read as they lie: on a GPU it takes no time to compute a block again."""
         self.sequences = CoveredSequences()
         self.num_failed = 0  # calls that were refused or not answered
         self._incarnation = incarnation
@@ -91,7 +90,8 @@ class StandbyOwner:
         self._stepped = asyncio.Event()
         self._awaits_step = False
         self._memory = memory
-        self._sends_tails = isinstance(memory, BlocksInPlace) and memory.bytes_per_block <= MOST_TAIL_BYTES
+        in_place = isinstance(memory, BlocksInPlace)
+        self._most_sent = MOST_SENT_BYTES // max(1, memory.bytes_per_block) if in_place else 0  # blocks of a call
 
     async def run(self) -> None:
         """Goes round for as long as the worker lives."""
@@ -139,22 +139,23 @@ class StandbyOwner:
     async def _tell_news(self, told: "ToldBuddy") -> None:
         """Calls a buddy, if there is something new for it."""
         has_news = self._has_news(told)
-        found = await self._read_tail(told) if has_news or time.monotonic() > told.tail_after else None
-        if has_news or found is not None:
+        found = await self._read_last(told) if has_news or time.monotonic() > told.tail_after else None
+        if has_news or (found is not None and found.last.tail is not None):
             await self._tell(told, found)
 
-    async def _read_tail(self, told: "ToldBuddy") -> FoundTail | None:
-        """A tail in which a part of the block is new to the buddy."""
-        found = self.sequences.next_tail(told.buddy.incarnation) if self._sends_tails else None
+    async def _read_last(self, told: "ToldBuddy") -> FoundBlocks | None:
+        """The last blocks of a history that the buddy does not know yet, and the tail if enough of it is new there."""
+        found = self.sequences.next_tail(told.buddy.incarnation) if self._most_sent else None
         if found is None:
             return None
         key, branch = found
         branch.tail_at = time.monotonic()
         num_blocks = len(branch.hashes)
+        first = branch.num_named if num_blocks - branch.num_named < self._most_sent else num_blocks
         num_sent = branch.tail[1] if branch.tail[0] == num_blocks else 0
         num_new = max(1, self._blocks.info.block_size // TAIL_PART)
-        read = await self._blocks.read_tail(key, num_blocks, num_sent + num_new, self._read)
-        return None if read is None else FoundTail(branch, *read)
+        last = await self._blocks.read_last(key, first, num_blocks, num_sent + num_new, self._read)
+        return FoundBlocks(branch, last)
 
     def _read(self, block: BlockId) -> bytes:
         with self._memory.read_blocks([block]) as contents:
@@ -179,7 +180,7 @@ class StandbyOwner:
             by_buddy[buddy] += sequence.num_blocks
             sequence.choose(buddy)
 
-    async def _tell(self, told: "ToldBuddy", found: FoundTail | None = None) -> None:
+    async def _tell(self, told: "ToldBuddy", found: FoundBlocks | None = None) -> None:
         """One call. A buddy that does not answer, or has no room, is none for a while.
 
         It is told that it need keep nothing, until it has answered that, or has forgotten it by itself.
@@ -190,7 +191,10 @@ class StandbyOwner:
         self._num_calls += 1
         histories = [each for each, _, _ in named]
         if found is not None:
-            histories = [replace(one, tail=found.tail) if each is found.branch else one for one, each, _ in named]
+            histories = [
+                replace(one, blocks=found.last.full, tail=found.last.tail) if each is found.branch else one
+                for one, each, _ in named
+            ]
         request = StandbyRequest(
             self._incarnation, info.fingerprint, info.layout, info.numerics, histories, self._num_calls
         )
@@ -208,8 +212,8 @@ class StandbyOwner:
             return
         told.answered_at = time.monotonic()
         told.tail_after = told.answered_at + TAIL_PAUSE * (told.answered_at - told.called_at)
-        if found is not None and any(each is found.branch for _, each, _ in named):
-            found.branch.tail = len(found.branch.hashes), found.num_tokens
+        if found is not None and found.last.tail is not None and any(each is found.branch for _, each, _ in named):
+            found.branch.tail = len(found.branch.hashes), found.last.num_in_tail
         if not named:
             self._told.pop(buddy.incarnation, None)
         for (_, branch, sequence), state in zip(named, states, strict=True):

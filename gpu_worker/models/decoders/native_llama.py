@@ -23,8 +23,9 @@ from gpu_worker.models.decoders.ranks.place import RankPlace
 from gpu_worker.models.packed.packed_file import PackedFileWriter, Place
 from gpu_worker.models.packed.packed_weights import NativeMatrix, PackedWeights
 from gpu_worker.models.packed.packing import GROUP_ROWS, MatrixPacker
-from gpu_worker.models.packed.weight_memory import HugePageAllocator, ScratchMemory, WeightMemory
+from gpu_worker.models.packed.weight_memory import PAGE, HugePageAllocator, ScratchMemory, WeightMemory
 from gpu_worker.ops import TokenBatch
+from gpu_worker.ops.batch import PictureRows
 from gpu_worker.ops.lora import Lora
 from gpu_worker.ops.native_cpu import FLOATS
 from octavo.model_files.lora_files import LoraFiles
@@ -32,6 +33,7 @@ from octavo.request.errors import BadModel
 
 MAX_HEAD_DIM = 256
 MAX_LATENT = 1024  # what a page holds of a token with latent attention
+FEWEST_PAGES = 4  # huge ones, of an adapter: the last of them is never full
 
 
 def find_obstacle(config: LlamaConfig) -> str:
@@ -106,6 +108,7 @@ class NativeLlamaDecoder(OwnDecoder):
         near = () if config.near_rope is None else config.near_rope.table(config.context_tokens)
         self._near = dict(zip(("cos", "sin"), near, strict=False))
         self.rope = (cos, sin, *near)
+        self._axes = config.rope.axes() if config.rope.mrope_section else None
         sizes = {
             "vocab": config.vocab_size,
             "hidden": config.hidden_size,
@@ -160,8 +163,22 @@ class NativeLlamaDecoder(OwnDecoder):
             *(hidden, batch.token_ids, batch.positions, batch.slots),
             *(batch.cu_q, batch.seq_lens, batch.block_tables, rows, self._layers(kv)),
             *(None if loras is None else loras.rows, groups),
+            **({} if batch.pictures is None else self._shown(batch.pictures)),
         )
         return hidden
+
+    def _shown(self, pictures: PictureRows) -> dict[str, Tensor]:
+        """What pictures change of a step. Text has the angles that it has without them."""
+        if self._axes is None:
+            raise ValueError("this model reads no pictures")
+        places = pictures.positions[self._axes].T  # of each token and pair of dimensions
+        cos, sin = (table[:, : places.shape[1]].gather(0, places) for table in self.rope[:2])
+        return {
+            "picture_rows": pictures.rows,
+            "picture_states": pictures.states.float(),
+            "picture_cos": torch.cat((cos, cos), dim=1),
+            "picture_sin": torch.cat((sin, sin), dim=1),
+        }
 
     def states(self, forwarded: Tensor, first: int) -> Tensor:
         return forwarded[first:]
@@ -199,7 +216,9 @@ class NativeLlamaDecoder(OwnDecoder):
             self._llama.check_lora(found)
             return replace(lora, native=found, layers=[])  # whose matrices lie there otherwise
 
-        return native(Tensor.contiguous) if room is None else room.keep(lora.num_bytes, len(lora.layers), native)
+        if room is not None:
+            return room.keep(lora.num_bytes, len(lora.layers), native)
+        return native(_in_huge_pages() if lora.num_bytes >= FEWEST_PAGES * PAGE else Tensor.contiguous)
 
     def _layer(self, layer: int, tensors: dict[str, Any]) -> dict[str, Any]:
         sparse, window = self.config.sparse[layer], self.config.windows[layer]
@@ -266,3 +285,13 @@ class NativeLlamaDecoder(OwnDecoder):
         if self._kv is None or self._kv[0] is not kv:
             self._kv = (kv, self._extension.Kv(list(kv)))
         return self._kv[1]
+
+
+def _in_huge_pages() -> Callable[[Tensor], Tensor]:
+    """Copies matrices into memory of their own, one after the other: a step reads all of an adapter once."""
+    memory = HugePageAllocator()
+
+    def copied(matrix: Tensor) -> Tensor:
+        return memory.allocate(matrix.nbytes).view(matrix.dtype).view(matrix.shape).copy_(matrix)
+
+    return copied

@@ -17,6 +17,8 @@ def kind(config: Mapping[str, Any]) -> str:
     """The kind of scaling that a Transformers configuration names; Phi-3 has had other names for longrope."""
     scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
     name = str(scaling.get("rope_type") or scaling.get("type") or "default")
+    if name == "mrope":  # of Qwen2-VL's first files: `mrope_section` says it all
+        return "default"
     return "longrope" if name in ("su", "yarn") and "long_factor" in scaling else name
 
 
@@ -65,6 +67,8 @@ class RopeParameters:
     factors: tuple[float, ...] = ()  # of kind "factors": the divisor of each frequency, as GGUF files list them
     short_factor: tuple[float, ...] = ()  # of kind "longrope": the same, for sequences up to original_context tokens
     long_factor: tuple[float, ...] = ()  # and for sequences that may be longer
+    mrope_section: tuple[int, ...] = ()  # where pictures are: how many pairs turn by time, by row and by column
+    mrope_interleaved: bool = False  # whether these take turns
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], head_dim: int) -> "RopeParameters":
@@ -74,7 +78,8 @@ class RopeParameters:
         context = int(config.get("max_position_embeddings") or 0)
         original = scaling.get("original_max_position_embeddings") or config.get("original_max_position_embeddings")
         given = {name: scaling[name] for name in cls.__dataclass_fields__ if scaling.get(name) is not None}
-        given |= {name: tuple(given[name]) for name in ("short_factor", "long_factor") if name in given}
+        lists = ("short_factor", "long_factor", "mrope_section")
+        given |= {name: tuple(given[name]) for name in lists if name in given}
         if (named := kind(config)) == "longrope":
             given.setdefault("factor", context / int(original or context))
         return cls(
@@ -101,6 +106,15 @@ class RopeParameters:
         angles = torch.cat((angles, angles), dim=-1)
         scale = self._attention_scale()
         return angles.cos() * scale, angles.sin() * scale
+
+    def axes(self) -> Tensor:
+        """Which of a token's positions (0: time, 1: row, 2: column) each pair of dimensions turns by, int64 [pairs]."""
+        pairs, sections = torch.arange(self.dim // 2), torch.tensor(self.mrope_section, dtype=torch.int64)
+        if len(sections) != 3 or int(sections.sum()) != len(pairs) or int(sections.min()) < 0:
+            raise BadModel(f"mrope_section: {list(self.mrope_section)} do not divide {len(pairs)} pairs of dimensions")
+        if not self.mrope_interleaved:
+            return torch.repeat_interleave(torch.arange(3), sections)
+        return torch.where(pairs < 3 * sections[pairs % 3], pairs % 3, 0)
 
     def _frequencies(self, theta: float | Tensor) -> Tensor:
         steps = torch.arange(0, self.dim, 2, dtype=torch.int64).float() / self.dim

@@ -165,7 +165,7 @@ def _convolve(recipe: LayerRecipe, layer: Any, inputs: Slice, silu: bool, kept: 
 
 
 def _eps(norm: Any) -> float:
-    return float(getattr(norm, "variance_epsilon", None) or norm.eps)
+    return float(norm.variance_epsilon if hasattr(norm, "variance_epsilon") else norm.eps)
 
 
 def _expect_silu(activation: Any) -> None:

@@ -37,9 +37,7 @@ MIXERS: Mapping[str, Write] = {
     "JambaMambaMixer": mixers.write_mamba1,
     "MambaMixer": mixers.write_mamba1,
 }
-_FAMILIES = (
-    *("Bamba", "FalconH1", "GraniteMoeHybrid", "Jamba", "Lfm2", "Lfm2Moe", "Qwen3_5", "Qwen3_5Moe", "Qwen3Next"),
-)
+_FAMILIES = ["Bamba", "FalconH1", "GraniteMoeHybrid", "Jamba", "Lfm2", "Lfm2Moe", "Qwen3_5", "Qwen3_5Moe", "Qwen3Next"]
 ATTENTION, MLPS = ({f"{family}{kind}" for family in _FAMILIES} for kind in ("Attention", "MLP"))
 
 
@@ -91,7 +89,7 @@ class LayerPrograms:
     """The programs of a model's layers. Only one thread may run steps at a time."""
 
     def __init__(self, model: nn.Module, ops: NativeCpuOps, state: StateShape, heads: Mapping[int, tuple[int, int]]):
-        """`heads`: by layer with attention, in the order of pages, those of keys and their dimensions.
+        """`heads`: by layer with attention to all tokens, in the order of pages, those of keys and their dimensions.
 
         UnknownLayer if some layer is none of those that programs run; the model is then as it was.
         """
@@ -137,7 +135,7 @@ class LayerPrograms:
     def _write(self, index: int, layer: Any) -> list[Any]:
         """Writes down what a layer does. What begins with it: recipes, and functions of the states."""
         kind = KINDS.get(type(layer).__name__)
-        if kind is None or next(layer.parameters()).dtype != torch.float32:
+        if kind is None or {each.dtype for each in layer.parameters()} != {torch.float32}:
             raise UnknownLayer(f"{type(layer).__name__} is none that programs run, or not in float32")
         steps: list[Any] = []
         recipe = self._open(steps)

@@ -42,7 +42,12 @@ class LayerRecipe:
 
     @contextmanager
     def space(self) -> Iterator[None]:
-        """The memory of what is taken within this is used again after it."""
+        """The memory of what is taken within this is used again after it.
+
+        A program does neighbouring operations on rows for one token after the other: what is taken next must not have
+        the memory of another form that such an operation just before it reads. Each layer takes its normed states
+        first, in one form, so that what follows lies where it has no reader any more.
+        """
         place = self._place
         yield
         self._place = place

@@ -24,6 +24,7 @@ from gpu_worker.models.loading.load_options import LoadOptions
 from gpu_worker.models.loading.loaded_model import LoadedModel
 from gpu_worker.models.loading.own_decoders import gpt_decoder, kept, native, op_by_op
 from gpu_worker.models.loading.packed_files import PackedFiles
+from gpu_worker.models.loading.picture_models import picture_decoder
 from gpu_worker.models.loading.transformers_models import encoder_decoder, of_tensors
 from gpu_worker.models.model_kind import PICTURES, TEXT_PARTS, THROUGH_TRANSFORMERS, has_encoder, refuse_unservable
 from gpu_worker.models.pooling_files import read_pooling
@@ -107,15 +108,11 @@ def _decoder(
     if is_gpt_like(content):
         return gpt_decoder(source, content, dtype, how)
     if has_encoder(content):
-        how.native(None)
-        return encoder_decoder(path, content, dtype, how)
+        return encoder_decoder(content, path, _packed_files(name, path, dtype, how))
     if content.get("model_type") not in (*THROUGH_TRANSFORMERS, *PICTURES):
         log.warning("model_type %r is not in the table of supported models", content.get("model_type"))
     if content.get("model_type") in PICTURES:
-        how.native(None)
-        from gpu_worker.models.through_transformers.pictures.decoder import PictureDecoder
-
-        return PictureDecoder.load_with_pictures(path, content, dtype, how.ops, how.device)
+        return picture_decoder(name, path, content, dtype, how, _packed_files(name, path, dtype, how))
     is_plain = not isinstance(source, TextSource) and content.get("quantization_config") is None
     if is_plain and not (how.packs_layers() and how.rounds):
         from gpu_worker.models.through_transformers.decoder import (

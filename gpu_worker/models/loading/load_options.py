@@ -121,7 +121,7 @@ class LoadOptions:
         if self.quantization not in ("auto", "none"):
             raise InvalidArgument(
                 "quantization",
-                f"{self.quantization} needs native ops on a CPU, and no model like GPT, with pictures or an encoder",
+                f"{self.quantization} needs native ops on a CPU, and no model like GPT, nor a mixture with pictures",
             )
 
     def variant(self, decoder: Decoder, packed: bool) -> str:

@@ -5,6 +5,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from itertools import groupby
 from types import ModuleType
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +15,7 @@ from gpu_worker.models.packed.layer_stacks import LayerStack, StackPacking
 from gpu_worker.models.packed.packed_experts import ExpertNames, PackedExperts, expert_names, expert_shapes, gate_of
 from gpu_worker.models.packed.packed_weights import NativeMatrix, PackedWeights, weights_of
 from gpu_worker.models.packed.packing import BLOCK, GROUP_ROWS
-from octavo.request.errors import BadModel
+from octavo.request.errors import BadModel, InvalidArgument
 
 # Parts of names of layers that choose experts: rounded, they would choose others.
 CHOOSING = frozenset(("gate", "router", "shared_expert_gate", "wg", "gating"))
@@ -43,6 +44,10 @@ class PackedLinear(nn.Module):
         self._extension = extension
 
     def forward(self, x: Tensor) -> Tensor:
+        return self.multiply(x)
+
+    def multiply(self, x: Tensor) -> Tensor:
+        """What it computes, also where something stands in the place of `forward`."""
         rows = x.reshape(-1, self.in_features).float().contiguous()
         if self.inputs is not None:
             rows = rows[:, self.inputs]
@@ -91,7 +96,7 @@ class LayerPacking:
             if not _is_plain(name, module) or weight not in stored:
                 continue
             rows, columns = module.get_parameter("weight").shape
-            if columns % BLOCK == 0 and rows >= GROUP_ROWS and self._is_packed(weight):
+            if _fits(rows, columns) and self._is_packed(weight):
                 found[weight] = (rows, columns)
         return found
 
@@ -104,7 +109,7 @@ class LayerPacking:
         """The matrices of the module's experts, if all of them are packed."""
         shapes = expert_shapes(module)
         names = expert_names(stored, name, module) if shapes else None
-        fits = all(columns % BLOCK == 0 and rows >= GROUP_ROWS for _, rows, columns in shapes.values())
+        fits = all(_fits(rows, columns) for _, rows, columns in shapes.values())
         return names if names and fits and all(map(self._is_packed, names.all())) else None
 
     def copies(self, model: nn.Module) -> set[str]:
@@ -195,6 +200,58 @@ class LayerPacking:
         )
         parent, _, own = name.rpartition(".")
         setattr(model.get_submodule(parent), own, PackedExperts(first, last, gate_of(module), self.extension))
+
+
+@dataclass(frozen=True, slots=True)
+class LinearPacking:
+    """How linear layers of a model in torch that has its numbers are packed; `scheme` is q8 or q4, or one with -a8."""
+
+    dtype: torch.dtype
+    scheme: str
+    extension: ModuleType
+    on_tensor: ProgressCallback
+    get_packed: Callable[[StackPacking], PackedWeights] = StackPacking.in_memory
+
+    def pack(self, model: nn.Module, head: nn.Module) -> PackedWeights:
+        """Replaces the layers. The output projection keeps 8 bits; an embedding that is the same matrix stays as it is.
+
+        InvalidArgument if there is no such layer.
+        """
+        layers = {f"{name}.weight": each for name, each in model.named_modules() if type(each) is nn.Linear}
+        layers = {name: each for name, each in layers.items() if _fits(each.out_features, each.in_features)}
+        if not layers:
+            raise InvalidArgument("quantization", f"{self.scheme}: no layer of this model is packed: say auto")
+        outer = self.scheme.replace("q4", "q8")
+        stacks = {
+            name: LayerStack([name], [(each.out_features, each.in_features)], outer if each is head else self.scheme)
+            for name, each in layers.items()
+        }
+        source = _Matrices({name: each.weight.detach() for name, each in layers.items()})
+        packing = StackPacking(stacks, source, self.dtype, self.scheme, self.extension, self.on_tensor)
+        packed = self.get_packed(packing)
+        for weight, layer in layers.items():
+            parent, _, own = weight.removesuffix(".weight").rpartition(".")
+            matrix = cast("NativeMatrix", packed.tensors[weight])
+            made = PackedLinear(matrix, layer.bias, layer.weight.dtype, self.extension)
+            setattr(model.get_submodule(parent), own, made)
+        return packed
+
+
+class _Matrices:
+    """A WeightSource of tensors in memory."""
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self._tensors = tensors
+
+    def names(self) -> set[str]:
+        return set(self._tensors)
+
+    def get(self, name: str) -> Tensor:
+        return self._tensors[name]
+
+
+def _fits(rows: int, columns: int) -> bool:
+    return columns % BLOCK == 0 and rows >= GROUP_ROWS
 
 
 def _is_plain(name: str, module: nn.Module) -> bool:

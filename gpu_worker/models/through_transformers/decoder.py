@@ -278,7 +278,7 @@ class TransformersDecoder(Decoder):
             reason = "they have been run on CPUs alone so far: say cpu"
             raise InvalidArgument("device", f"{self.name}: its layers have keys of several shapes, and {reason}")
         self._places.update((layer, place) for place, layer in enumerate(found))
-        heads = {layer: step.shapes[layer] for layer in found}
+        heads = {layer: step.shapes[layer] for layer in found if not step.windows[layer]}  # programs know no windows
         self.programs = programs_of(self._model, self._ops, self.state, heads)
         check_windows(self.name, config, step.windows, step.masked)
         if not self.state.parts:  # a state lies in the block of the last token: all blocks are kept with it

@@ -21,6 +21,7 @@ from transformers.modeling_outputs import BaseModelOutput
 from transformers.modeling_utils import AttentionInterface
 
 from gpu_worker.models.decoders.decoder import EncodeTokens, by_registers
+from gpu_worker.models.packed.packed_linear import LinearPacking, PackedLinear
 from gpu_worker.models.through_transformers.decoder import CHECK_BLOCK, CHECK_TOLERANCE, TransformersDecoder
 from gpu_worker.models.through_transformers.encoder_step import EncoderStep, Encoding, PositionBias, Role
 from gpu_worker.ops import AttentionOptions, Ops, TokenBatch, make_batch
@@ -73,7 +74,14 @@ class EncoderDecoder(TransformersDecoder):
     auto_model = AutoModelForSeq2SeqLM
     attention = IMPLEMENTATION
 
-    def __init__(self, model: nn.Module, ops: Ops, device: torch.device, context_tokens: int | None = None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        ops: Ops,
+        device: torch.device,
+        context_tokens: int | None = None,
+        packing: LinearPacking | None = None,
+    ) -> None:
         self._model = model
         self._ops = ops
         self._device = device
@@ -85,18 +93,28 @@ class EncoderDecoder(TransformersDecoder):
         self.encoder_support, self.context_tokens = self._find_support(config, context_tokens)
         self.num_layers, self.num_kv_heads, self.head_dim = self._find_attention()
         self._refused = torch.tensor(self._find_refused(), dtype=torch.int64, device=device)
+        if packing is not None:
+            self.packed = packing.pack(model, cast("Any", model).get_output_embeddings())
+            self.name = f"{self.name} ({self.packed.describe()})"
         self._replace_modules()
         self.encode: EncodeTokens | None = self._encode
 
     @classmethod
     def load_with_encoder(
-        cls, directory: Path, dtype: torch.dtype, ops: Ops, device: torch.device, context_tokens: int | None
+        cls,
+        directory: Path,
+        dtype: torch.dtype,
+        ops: Ops,
+        device: torch.device,
+        context_tokens: int | None,
+        packing: LinearPacking | None,
     ) -> "EncoderDecoder":
-        """Loads the model of `directory`. Raises BadModel as `load` does.
+        """Loads the model of `directory`, whose linear layers `packing` packs. Raises BadModel as `load` does.
 
         `context_tokens` is the length of the longest sequence that will be run, of models whose positions do not say.
         """
-        return cast("EncoderDecoder", cls.load(directory, dtype, ops, device, context_tokens=context_tokens))
+        more = {"context_tokens": context_tokens, "packing": packing}
+        return cast("EncoderDecoder", cls.load(directory, dtype, ops, device, **more))
 
     # What the model is
 
@@ -145,7 +163,7 @@ class EncoderDecoder(TransformersDecoder):
         head = model.get_output_embeddings()
         for name, each in model.named_modules():
             module: Any = each
-            if type(module) is nn.Linear and module is not head:
+            if type(module) in (nn.Linear, PackedLinear) and module is not head:
                 parent, _, own = name.rpartition(".")
                 of_encoded = parent.endswith(CROSS) and own in MADE_OF_ENCODED
                 cast("Any", module).forward = functools.partial(self._linear, module, of_encoded)
@@ -156,15 +174,20 @@ class EncoderDecoder(TransformersDecoder):
         if positions is not None:
             positions.register_forward_pre_hook(_place, with_kwargs=True)
 
-    def _linear(self, layer: nn.Linear, of_encoded: bool, x: Tensor) -> Tensor:
+    def _linear(self, layer: nn.Linear | PackedLinear, of_encoded: bool, x: Tensor) -> Tensor:
         running = _current.get()
         if of_encoded and isinstance(running, EncoderStep) and not running.num_encoded:  # nobody sees what comes out
             return x.new_zeros((*x.shape[:-1], layer.out_features))
+        if isinstance(layer, PackedLinear):
+            return layer.multiply(x)
         return self._ops.linear(x, layer.weight, layer.bias)
 
-    def _head(self, head: nn.Linear, x: Tensor) -> Tensor:
+    def _head(self, head: nn.Linear | PackedLinear, x: Tensor) -> Tensor:
         running = _current.get()
-        return self._ops.logits(x[:, running.wanted] if isinstance(running, EncoderStep) else x, head.weight, head.bias)
+        wanted = x[:, running.wanted] if isinstance(running, EncoderStep) else x
+        if isinstance(head, PackedLinear):
+            return head.multiply(wanted.float())
+        return self._ops.logits(wanted, head.weight, head.bias)
 
     # What it computes
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import AutoModelForSpeechSeq2Seq
 
+from gpu_worker.models.packed.packed_linear import LinearPacking
 from gpu_worker.models.through_transformers.encoder_decoder import EncoderDecoder, running_as
 from gpu_worker.models.through_transformers.encoder_step import Encoding
 from gpu_worker.models.through_transformers.log_mel import HOP, WINDOW, log_mel
@@ -107,8 +108,15 @@ class SpeechDecoder(EncoderDecoder):
 
     auto_model = AutoModelForSpeechSeq2Seq
 
-    def __init__(self, model: nn.Module, ops: Ops, device: torch.device, context_tokens: int | None = None) -> None:
-        super().__init__(model, ops, device, context_tokens)
+    def __init__(
+        self,
+        model: nn.Module,
+        ops: Ops,
+        device: torch.device,
+        context_tokens: int | None = None,
+        packing: LinearPacking | None = None,
+    ) -> None:
+        super().__init__(model, ops, device, context_tokens, packing)
         self.encode = None
         speech = cast("SpeechSupport", self.encoder_support.speech)
         self._speech = speech
@@ -125,10 +133,16 @@ class SpeechDecoder(EncoderDecoder):
 
     @classmethod
     def load_with_encoder(
-        cls, directory: Path, dtype: torch.dtype, ops: Ops, device: torch.device, context_tokens: int | None
+        cls,
+        directory: Path,
+        dtype: torch.dtype,
+        ops: Ops,
+        device: torch.device,
+        context_tokens: int | None,
+        packing: LinearPacking | None,
     ) -> "SpeechDecoder":
         _check_features(directory / FILE)
-        return cast("SpeechDecoder", super().load_with_encoder(directory, dtype, ops, device, context_tokens))
+        return cast("SpeechDecoder", super().load_with_encoder(directory, dtype, ops, device, context_tokens, packing))
 
     def _find_support(self, config: Any, context_tokens: int | None) -> tuple[EncoderSupport, int]:
         generation = cast("Any", self._model).generation_config

@@ -23,6 +23,7 @@ from octavo.model_files.gguf_support import FLOATS, GPT, HELD_AS, runs_through_t
 from octavo.model_files.quantization import (
     LLAMA_LIKE,
     MIXTURES,
+    PICTURED,
     UNDECODED,
     bits_of,
     has_integers,
@@ -41,6 +42,7 @@ MEASURED_S = 0.2
 # How a worker on a CPU can keep a folder's numbers, and the bytes of one, with its share of a scale where it has one.
 Q8, Q4, Q4_ZEROS = 34 / 32, 18 / 32, 20 / 32
 AS_THEY_ARE, HALVES = ("", None, None), ("--dtype bfloat16", 2.0, 2.0)
+ENCODERS = ("visual.", "model.visual.")  # beginnings of names of encoders of pictures, which stay floats
 ROUNDED = (("--quantization q8", Q8, Q8), ("--quantization q4", Q4, Q8))
 # Kept in 8 bits where others are in 4; the last makes keys and values of latents.
 OUTER = ("embed_tokens.weight", "lm_head.weight", "kv_b_proj.weight")
@@ -110,14 +112,14 @@ class ModelSize:
     @property
     def read_bytes(self) -> list[int]:
         """How much a token of a lone stream reads with each of these flags: of experts those that it asks, of an
-        embedding a row."""
+        embedding a row, of an encoder nothing."""
         return [self._bytes(inner, outer, read=True) for _, inner, outer in self.ways]
 
     def _bytes(self, inner: float | None, outer: float | None, *, read: bool) -> int:
         total = 0.0
         has_head = any(HEAD.fullmatch(each.name) for each in self.tensors)
         for each in self.tensors:
-            is_row = has_head and each.name.endswith(EMBEDDINGS)
+            is_row = (has_head and each.name.endswith(EMBEDDINGS)) or each.name.startswith(ENCODERS)
             is_expert = ".experts." in each.name or "_exps." in each.name
             part = 1.0 if not read else 0.0 if is_row else self.asked if is_expert else 1.0
             kept = outer if each.name.endswith(OUTER) else inner
@@ -253,10 +255,10 @@ def _of_folder(path: Path) -> ModelSize | None:
         ggufs = first_parts(sorted(path.glob("*.gguf")))
         return _of_file(ggufs[0]) if len(ggufs) == 1 else None
     config = json.loads((path / "config.json").read_bytes())
-    undecoded = config.get("model_type") in UNDECODED
+    pictured, undecoded = (config.get("model_type") in kinds for kinds in (PICTURED, UNDECODED))
     has_more = bool(config.get("text_config")) and not undecoded  # than text
     config |= config.get("text_config") or {}
-    packs = config.get("model_type") in (*LLAMA_LIKE, *MIXTURES)
+    packs = pictured or config.get("model_type") in (*LLAMA_LIKE, *MIXTURES)
     settings = config.get("quantization_config")
     in_codes = settings is not None and (is_mxfp4(config) or has_integers(settings))
     listed = {name: each for file in files for name, each in _header(file).items()}
@@ -266,7 +268,7 @@ def _of_folder(path: Path) -> ModelSize | None:
     experts = next((int(config[name]) for name in EXPERTS if config.get(name)), 0)
     return ModelSize(
         tensors,
-        [AS_THEY_ARE] if in_codes else [AS_THEY_ARE, HALVES, *(() if undecoded else ROUNDED)],
+        [AS_THEY_ARE] if in_codes else [AS_THEY_ARE, HALVES, *(() if undecoded and not pictured else ROUNDED)],
         slots=_slots(config),
         asked=int(config.get("num_experts_per_tok") or 0) / experts if experts else 1.0,
     )
@@ -285,6 +287,8 @@ def _sized(name: str, header: dict[str, Any], config: dict[str, Any], packs: boo
         kept = Q8 if bits == 8 else Q4_ZEROS if zeros else Q4
         return SizedTensor(name, numbers * 32 // bits if in_words else numbers, kept if is_kept else 4.0)
     shape = header["shape"]
+    if name.startswith(ENCODERS):
+        return SizedTensor(name, numbers, 4.0, rounds=False)
     rounds = packs or (
         len(shape) == 2 and shape[0] >= LEAST_ROWS and not (shape[1] % COLUMNS or NOT_ROUNDED.fullmatch(name))
     )

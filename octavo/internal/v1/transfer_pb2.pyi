@@ -184,20 +184,22 @@ class StandbyRequest(_message.Message):
     def __init__(self, owner: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., kv_layout: _Optional[str] = ..., numerics: _Optional[str] = ..., histories: _Optional[_Iterable[_Union[NamedHistory, _Mapping]]] = ..., number: _Optional[int] = ...) -> None: ...
 
 class NamedHistory(_message.Message):
-    __slots__ = ("seq_id", "branch", "first", "hashes", "tail")
+    __slots__ = ("seq_id", "branch", "first", "hashes", "tail", "blocks")
     SEQ_ID_FIELD_NUMBER: _ClassVar[int]
     BRANCH_FIELD_NUMBER: _ClassVar[int]
     FIRST_FIELD_NUMBER: _ClassVar[int]
     HASHES_FIELD_NUMBER: _ClassVar[int]
     TAIL_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
     seq_id: str
     branch: int
     first: int
     hashes: bytes
-    tail: HistoryTail
-    def __init__(self, seq_id: _Optional[str] = ..., branch: _Optional[int] = ..., first: _Optional[int] = ..., hashes: _Optional[bytes] = ..., tail: _Optional[_Union[HistoryTail, _Mapping]] = ...) -> None: ...
+    tail: SentBlock
+    blocks: _containers.RepeatedCompositeFieldContainer[SentBlock]
+    def __init__(self, seq_id: _Optional[str] = ..., branch: _Optional[int] = ..., first: _Optional[int] = ..., hashes: _Optional[bytes] = ..., tail: _Optional[_Union[SentBlock, _Mapping]] = ..., blocks: _Optional[_Iterable[_Union[SentBlock, _Mapping]]] = ...) -> None: ...
 
-class HistoryTail(_message.Message):
+class SentBlock(_message.Message):
     __slots__ = ("hash", "content", "checksum")
     HASH_FIELD_NUMBER: _ClassVar[int]
     CONTENT_FIELD_NUMBER: _ClassVar[int]

@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from transformers_types import DENSE, TYPES
 
 from gpu_worker import LLM, LoRARequest, SamplingParams
+from gpu_worker.models.decoders import native_llama
 from gpu_worker.ops import native
 from octavo.model_files.lora_files import WEIGHTS, read_lora
 from octavo.request.errors import BadModel, InvalidArgument, NotFound, TooLarge, Unimplemented
@@ -100,6 +101,18 @@ def test_bits_are_those_of_the_row_alone(folder, loras, quantization):
         pieces = llm.generate(given, scored, lora_request=asked, use_tqdm=False)
     for one, two, three in zip(alone, together, pieces, strict=True):
         assert one.logprobs == two.outputs[0].logprobs == three.outputs[0].logprobs
+
+
+def test_adapters_in_huge_pages_have_the_bits_of_others(folder, loras, monkeypatch):
+    if native.load() is None:
+        pytest.skip("they are the extension's")
+    scored, found = params(logprobs=3), []
+    for pages in (native_llama.FEWEST_PAGES, 0):
+        monkeypatch.setattr(native_llama, "FEWEST_PAGES", pages)
+        with LLM(str(folder[0]), **SMALL) as llm:
+            outputs = llm.generate(prompts(len(loras)), scored, lora_request=requests(loras), use_tqdm=False)
+        found.append([(output.outputs[0].token_ids, output.outputs[0].logprobs) for output in outputs])
+    assert found[0] == found[1]
 
 
 def test_a_prefix_is_shared_by_what_the_files_hold_and_not_by_a_name(llm, folder, loras, tmp_path):

@@ -1,6 +1,7 @@
 """LLM.chat with pictures gives the tokens of Transformers' own generate, whatever is cached, cut or computed again."""
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,13 +11,15 @@ import transformers
 from effort import some
 from folder_qwen_vl import PAD, data_url, file_of, folder_qwen_vl, picture, shown, text_part
 from PIL import Image
+from safetensors.torch import load_file, save_file
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from gpu_worker.offline.llm import LLM
 from gpu_worker.offline.params import OfflineParams
+from gpu_worker.ops import native
 from gpu_worker.outputs import RequestOutput
 from octavo.pictures.picture import Picture
-from octavo.request.errors import InvalidArgument
+from octavo.request.errors import BadModel, InvalidArgument
 
 GREEDY = OfflineParams(temperature=0, max_tokens=12, ignore_eos=True)
 ONE, OTHER = picture(150, 90), picture(70, 200, seed=1)
@@ -25,7 +28,7 @@ ONE, OTHER = picture(150, 90), picture(70, 200, seed=1)
 KINDS = ["qwen2_5_vl", "qwen2_vl", "qwen3_vl", "qwen3_vl_moe"]
 
 
-@pytest.fixture(scope="module", params=some(KINDS, ["qwen2_5_vl", "qwen2_vl", "qwen3_vl_moe"]))
+@pytest.fixture(scope="module", params=some(KINDS, ["qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"]))
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder_qwen_vl(tmp_path_factory.mktemp(request.param), request.param)
 
@@ -83,6 +86,40 @@ def test_tokens_are_those_of_transformers(llm: LLM, reference: transformers.PreT
     again = [ask(llm, *chat[0]["content"]) for chat in chats]
     assert [each.outputs[0].token_ids for each in again] == [each.outputs[0].token_ids for each in outputs]
     assert all(each.num_cached_tokens >= len(each.prompt_token_ids) // 16 * 16 - 16 for each in again)
+
+
+@pytest.mark.skipif(native.load() is None, reason="the extension was not built")
+def test_text_runs_on_our_decoder_also_of_the_first_files_rounded_and_with_guesses(tmp_path: Path) -> None:
+    """The first files of Qwen2-VL have other names. What is rounded has a fingerprint of its own."""
+    folder, chat = folder_qwen_vl(tmp_path / "m", "qwen2_vl"), (shown(file_of(ONE)), text_part("what is it? " * 3))
+
+    def answer(**options: object) -> tuple[str, str, tuple[int, ...]]:
+        with LLM(str(folder), block_size=16, kv_cache_bytes=4 << 20, **options) as llm:
+            info = llm.engine.workload.info
+            return info.fingerprint, info.numerics, tuple(ask(llm, *chat).outputs[0].token_ids)
+
+    found = answer()
+    assert (
+        found == answer(speculation="recent") == answer(speculation="off")
+        and "/pictures/float32/" in found[1]
+        and "/by-ops" not in found[1]
+    )
+    rounded = answer(quantization="q8")
+    assert rounded[0] != found[0] and "q8" in rounded[1]
+    file, old = folder / "model.safetensors", re.compile(r"model\.(?:(visual\.)|language_model\.)")
+    tensors = {old.sub(lambda name: name[1] or "model.", key): value for key, value in load_file(file).items()}
+    assert any(name.startswith("visual.") for name in tensors)
+    save_file(tensors, file)
+    assert answer()[1:] == found[1:]
+    save_file({name: value for name, value in tensors.items() if not name.startswith("visual.blocks.1")}, file)
+    with pytest.raises(BadModel, match="weights the checkpoint lacks: blocks"):
+        LLM(str(folder))
+
+
+def test_an_encoder_whose_states_are_no_hidden_states_is_refused(tmp_path: Path) -> None:
+    folder = folder_qwen_vl(tmp_path / "m", hidden_size=96, num_attention_heads=6)
+    with pytest.raises(BadModel, match="out_hidden_size"):
+        LLM(str(folder))
 
 
 def test_other_pictures_share_no_blocks_and_each_is_encoded_once(llm: LLM) -> None:

@@ -6,7 +6,7 @@ import pytest
 from scheduler_bench import GREEDY, Bench
 
 from gpu_worker.scheduling.block_exchange import BlockExchange
-from gpu_worker.scheduling.standby_blocks import HistoryKey, StandbyBlocks, Tail
+from gpu_worker.scheduling.standby_blocks import HistoryKey, LastBlocks, SentBlock, StandbyBlocks
 from octavo.request.errors import OutOfBlocks
 from octavo.request.hashing import block_hash, block_hashes
 from octavo.request.ids import BlockHash, SequenceId
@@ -86,24 +86,27 @@ def read(block: int) -> bytes:
     return b"block %d" % block
 
 
-def test_a_tail_is_read_with_the_tokens_that_are_computed_in_it() -> None:
+def test_the_last_blocks_are_read_with_the_tokens_that_are_computed_in_them() -> None:
     bench = Bench()
     standby = StandbyBlocks(bench.workload)
     sequence = bench.admit("a", 13, LONG)
     branch = sequence.branches[0]
     bench.step()
-    assert standby.read_tail(key("a"), 3, 1, read) is not None
+    assert standby.read_last(key("a"), 3, 3, 1, read).num_in_tail == 1
     bench.step()
     hashes = block_hashes(sequence.root, branch.tokens, 4)
-    name = block_hash(sequence.root, hashes[2], branch.tokens[12:14])
-    assert standby.read_tail(key("a"), 3, 2, read) == (2, Tail(name, read(branch.blocks[3])))
-    assert standby.read_tail(key("a"), 3, 3, read) is None, "it has two tokens"
-    assert standby.read_tail(key("a"), 2, 1, read) is None, "the block after two is full"
-    assert standby.read_tail(key("b"), 3, 1, read) is None
-    assert standby.read_tail(key("a")._replace(epoch=2), 3, 1, read) is None
-    assert standby.read_tail(key("a", branch=1), 3, 1, read) is None
+    full = [SentBlock(hashes[index], read(branch.blocks[index])) for index in range(3)]
+    tail = SentBlock(block_hash(sequence.root, hashes[2], branch.tokens[12:14]), read(branch.blocks[3]))
+    nothing = LastBlocks([])
+    assert standby.read_last(key("a"), 3, 3, 2, read) == LastBlocks([], tail, 2)
+    assert standby.read_last(key("a"), 1, 3, 2, read) == LastBlocks(full[1:], tail, 2)
+    assert standby.read_last(key("a"), 2, 3, 3, read) == LastBlocks(full[2:]), "the tail has two tokens"
+    assert standby.read_last(key("a"), 2, 2, 1, read) == nothing, "the block after two is full"
+    assert standby.read_last(key("b"), 0, 3, 1, read) == nothing
+    assert standby.read_last(key("a")._replace(epoch=2), 0, 3, 1, read) == nothing
+    assert standby.read_last(key("a", branch=1), 0, 3, 1, read) == nothing
     bench.scheduler.swap(SequenceId("a"), 1, "out")
-    assert standby.read_tail(key("a"), 3, 1, read) is None, "it is not on the device"
+    assert standby.read_last(key("a"), 0, 3, 1, read) == nothing, "it is not on the device"
 
 
 @pytest.mark.parametrize(
@@ -111,14 +114,14 @@ def test_a_tail_is_read_with_the_tokens_that_are_computed_in_it() -> None:
     [(replace(LONG, logprobs=0), {}), (replace(LONG, prompt_logprobs=0), {}), (LONG, {"keeps_state": True})],
     ids=["log probabilities", "scores of the prompt", "a state"],
 )
-def test_no_tail_is_read_that_a_replay_would_not_use(params, runner):
+def test_no_block_is_read_that_a_replay_would_not_use(params, runner):
     bench = Bench()
     bench.workload.info = replace(bench.workload.info, **runner)
     standby = StandbyBlocks(bench.workload)
     bench.admit("a", 13, params)
     for _ in range(3):
         bench.step()
-    assert all(standby.read_tail(key("a"), num_blocks, 1, read) is None for num_blocks in range(5))
+    assert all(standby.read_last(key("a"), 0, num_blocks, 1, read) == LastBlocks([]) for num_blocks in range(5))
 
 
 def keep_history(standby: StandbyBlocks, exchange: BlockExchange, hashes: list[BlockHash]) -> None:
@@ -150,7 +153,7 @@ def test_a_branch_begins_in_the_middle_of_the_longest_tail_that_is_its_own(param
     written: list[tuple[int, bytes]] = []
     if num_in_tail:
         name = block_hash(sequence.root, hashes[-1], tokens[12 : 12 + num_in_tail])
-        tail = Tail(name, b"bytes")
+        tail = SentBlock(name, b"bytes")
         assert standby.put_tail(tail, [], lambda *each: written.append(each))
         assert cache.tails == {name} and not set(cache.hottest(bench.workload.tables.device.refs, 9)) & cache.tails
     assert bench.scheduler.admit(sequence).admitted
@@ -161,6 +164,23 @@ def test_a_branch_begins_in_the_middle_of_the_longest_tail_that_is_its_own(param
     bench.finish()
 
 
+def test_full_blocks_that_come_are_known_and_take_no_room_of_others() -> None:
+    bench = Bench(runner={"num_blocks": 5})
+    standby, cache = StandbyBlocks(bench.workload), bench.workload.tables.cache
+    blocks = [SentBlock(BlockHash(bytes([number]) * 16), bytes([number])) for number in range(1, 7)]
+    names = [each.name for each in blocks]
+    standby.keep(names, [])
+    written: dict[int, bytes] = {}
+    assert standby.put_blocks(blocks[:2], written.__setitem__)
+    assert standby.put_blocks(blocks[1:4], written.__setitem__)
+    assert [written[cache.find(each.name)] for each in blocks[:4]] == [each.content for each in blocks[:4]]
+    assert standby.put_blocks(blocks[4:5], written.__setitem__)
+    assert standby.num_known([names]) == [5] and not cache.tails and cache.num_idle_wanted == 5
+    assert not standby.put_blocks(blocks[5:], written.__setitem__), "all blocks are kept"
+    standby.keep([], names)
+    bench.workload.tables.device.check_blocks([])
+
+
 def test_a_tail_takes_the_place_of_the_one_before_and_of_nothing_else() -> None:
     bench = Bench(runner={"num_blocks": 8})
     exchange, standby, tables = BlockExchange(bench.workload), StandbyBlocks(bench.workload), bench.workload.tables
@@ -168,10 +188,10 @@ def test_a_tail_takes_the_place_of_the_one_before_and_of_nothing_else() -> None:
     keep_history(standby, exchange, names[:6])
     for number, name in enumerate(names[6:]):
         ended = [names[5 + number]] if number else []
-        assert standby.put_tail(Tail(name, b""), ended, lambda *_: None)
+        assert standby.put_tail(SentBlock(name, b""), ended, lambda *_: None)
         assert (tables.cache.tails, tables.device.num_free) == ({name}, 1)
     keep_history(standby, exchange, names[6:7])
-    assert not standby.put_tail(Tail(BlockHash(bytes(16)), b""), [], lambda *_: None), "all blocks are kept"
+    assert not standby.put_tail(SentBlock(BlockHash(bytes(16)), b""), [], lambda *_: None), "all blocks are kept"
     standby.keep([], names)
     bench.admit("a", 20)
     bench.finish()
@@ -183,11 +203,11 @@ def test_routers_and_the_host_pool_hear_nothing_of_tails_and_their_names_end_wit
     cache, device = bench.workload.tables.cache, bench.workload.tables.device
     name, other = (BlockHash(bytes([number]) * 16) for number in (1, 2))
     standby = StandbyBlocks(bench.workload)
-    assert standby.put_tail(Tail(name, b""), [], lambda *_: None)
+    assert standby.put_tail(SentBlock(name, b""), [], lambda *_: None)
     assert cache.num_idle_wanted == 1 and not cache.next_evicted(8)
     device.reserve(8).release()  # the tail is evicted
     assert cache.find(name) is None and cache.standby == {name}
-    assert standby.put_tail(Tail(other, b""), [name], lambda *_: None)
+    assert standby.put_tail(SentBlock(other, b""), [name], lambda *_: None)
     device.check_blocks([])
     assert cache.tails == cache.standby == {other}
     assert (cache.take_events(), cache.digest, cache.block_hashes()) == ([], 0, [])

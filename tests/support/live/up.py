@@ -9,10 +9,11 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
-from guard.processes import descendants, exists
+from guard.processes import descendants, exists, name_of
 from live.cluster import ROOT
 from live.process import Process, wait_until
 
+from gpu_worker.serving.process.memory_keeper import KEEPER_NAME
 from octavo.cli import main
 
 STOP_S = 40.0
@@ -68,7 +69,12 @@ class Up:
         return json.loads(told.getvalue())
 
     def children(self) -> list[int]:
+        """All processes that it has started, and those that these have."""
         return descendants(self.process.pid)
+
+    def programs(self) -> list[int]:
+        """Of these, the store, routers and workers."""
+        return [pid for pid in self.children() if name_of(pid) != KEEPER_NAME]
 
     def stop(self) -> int:
         """Its status; nothing that it has started is left."""

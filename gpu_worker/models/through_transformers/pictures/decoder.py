@@ -15,13 +15,11 @@ from transformers import AutoModelForImageTextToText
 from gpu_worker.models.through_transformers.attention import IMPLEMENTATION, current_batch
 from gpu_worker.models.through_transformers.decoder import CHECK_TOLERANCE, TransformersDecoder
 from gpu_worker.models.through_transformers.pictures.config import PicturePatches, read_patches
-from gpu_worker.models.through_transformers.pictures.encoder import PictureEncoder, multiply_by_ops
+from gpu_worker.models.through_transformers.pictures.encoder import CHECKED_CELLS, PictureEncoder, multiply_by_ops
 from gpu_worker.ops import Ops, TokenBatch
 from gpu_worker.ops.batch import PictureRows, make_batch
 from gpu_worker.ops.kv_format import KvShape
 from octavo.request.errors import BadModel
-
-CHECKED_CELLS = (2, 3)  # rows and columns of the picture that `verify` shows
 
 
 class PictureDecoder(TransformersDecoder):

@@ -1,14 +1,24 @@
 """What stands for the placeholders of a picture: the states that Transformers' own encoder gives."""
 
 import functools
+import re
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from transformers import AutoModelForImageTextToText
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from gpu_worker.models.through_transformers.pictures.config import PicturePatches
+from gpu_worker.models.checkpoint.weights import SafetensorsSource
+from gpu_worker.models.through_transformers.checks import check_weights
+from gpu_worker.models.through_transformers.pictures.config import PicturePatches, read_patches
 from gpu_worker.ops import Ops
-from octavo.request.errors import InvalidArgument
+from octavo.request.errors import BadModel, InvalidArgument
+
+_NAMES = re.compile(r"(?:model\.)?visual\.(.+)")
+CHECKED_CELLS = (2, 3)  # rows and columns of a picture that is tried while a model is loaded
 
 
 def multiply_by_ops(model: nn.Module, ops: Ops) -> None:
@@ -47,3 +57,37 @@ class PictureEncoder:
         found = self._visual(patches.to(self._device, self._visual.dtype), grid_thw=grid.to(self._device))
         states = (found.pooler_output, *(getattr(found, "deepstack_features", None) or ()))
         return torch.cat(states, dim=-1).to("cpu")
+
+
+def load_encoder(
+    directory: Path, config: Mapping[str, Any], dtype: torch.dtype, ops: Ops, hidden_size: int
+) -> tuple[PictureEncoder, PicturePatches]:
+    """The encoder alone, on a CPU, of the model of `directory`, whose config.json is `config`. Raises BadModel."""
+    patches, source = read_patches(directory, config), SafetensorsSource(directory)
+    try:
+        settings = CONFIG_MAPPING[config["model_type"]].from_dict(dict(config))
+        with torch.device("meta"):
+            kind = type(AutoModelForImageTextToText.from_config(settings).model.visual)
+        names = {found[1]: name for name in source.names() if (found := _NAMES.fullmatch(name))}
+        visual, weights = kind.from_pretrained(
+            None,
+            config=settings.vision_config,
+            state_dict={plain: source.get(name).to(dtype) for plain, name in names.items()},
+            output_loading_info=True,
+            dtype=dtype,
+            attn_implementation="sdpa",
+            ignore_mismatched_sizes=True,  # they are refused below, by name
+        )
+    except (KeyError, ValueError, OSError, RuntimeError) as error:
+        raise BadModel(f"{directory.name}: {type(error).__name__}: {str(error).partition(chr(10))[0]}") from error
+    check_weights(directory.name, weights)
+    multiply_by_ops(visual, ops)
+    encoder = PictureEncoder(visual.eval(), patches, hidden_size, torch.device("cpu"))
+    if not patches.support.refusal:
+        height, width = (cells * patches.support.cell for cells in CHECKED_CELLS)
+        shape = tuple(encoder(bytes(height * width * 3), height, width).shape)
+        if shape != (CHECKED_CELLS[0] * CHECKED_CELLS[1], encoder.width):
+            raise BadModel(
+                f"config.json: out_hidden_size of vision_config is not the text's hidden_size, {hidden_size}"
+            )
+    return encoder, patches

@@ -2,10 +2,16 @@
 
 import pytest
 
-from gpu_worker.migration.calls.standby_calls import MOST_HISTORIES, MOST_NAMED, NamedHistory, StandbyRequest
+from gpu_worker.migration.calls.standby_calls import (
+    MOST_HISTORIES,
+    MOST_NAMED,
+    NamedHistory,
+    StandbyRequest,
+    block_checksum,
+)
 from gpu_worker.migration.calls.transfer_calls import standby_to_wire
 from gpu_worker.migration.transfer_service import standby_from_wire
-from gpu_worker.scheduling.standby_blocks import Tail
+from gpu_worker.scheduling.standby_blocks import SentBlock
 from octavo.internal.v1 import transfer_pb2
 from octavo.request.errors import InvalidArgument
 from octavo.request.ids import BlockHash, Incarnation, SequenceId
@@ -15,11 +21,19 @@ SEQ = SequenceId(f"{7:032x}")
 
 def test_a_request_comes_as_it_was_sent() -> None:
     histories = [
-        NamedHistory(SEQ, 0, 3, [BlockHash(bytes(16)), BlockHash(b"x" * 16)]),
-        NamedHistory(SEQ, 1, 0, [], Tail(BlockHash(b"t" * 16), b"bytes")),
+        NamedHistory(
+            SEQ, 0, 3, [BlockHash(bytes(16)), BlockHash(b"x" * 16)], [SentBlock(BlockHash(b"x" * 16), b"one")]
+        ),
+        NamedHistory(SEQ, 1, 0, [], [], SentBlock(BlockHash(b"t" * 16), b"bytes")),
     ]
     request = StandbyRequest(Incarnation("a"), "weights", "layout", "class", histories, 9)
     assert standby_from_wire(standby_to_wire(request)) == request
+
+
+DAMAGED = transfer_pb2.SentBlock(hash=bytes(16), content=b"bytes", checksum=1)
+WHOLE = transfer_pb2.SentBlock(
+    hash=bytes(16), content=b"bytes", checksum=block_checksum(SentBlock(BlockHash(bytes(16)), b"bytes"))
+)
 
 
 def history(**changes: object) -> transfer_pb2.NamedHistory:
@@ -36,11 +50,11 @@ def history(**changes: object) -> transfer_pb2.NamedHistory:
         ("histories[0].seq_id", {"histories": [history(seq_id="no id")]}),
         ("histories[1].hashes", {"histories": [history(), history(branch=1, hashes=bytes(15))]}),
         ("histories[0].branch", {"histories": [history(branch=1 << 20)]}),
-        ("histories[0].tail.hash", {"histories": [history(tail=transfer_pb2.HistoryTail(hash=b"short"))]}),
-        (
-            "histories[0].tail.content",
-            {"histories": [history(tail=transfer_pb2.HistoryTail(hash=bytes(16), content=b"bytes", checksum=1))]},
-        ),
+        ("histories[0].tail.hash", {"histories": [history(tail=transfer_pb2.SentBlock(hash=b"short"))]}),
+        ("histories[0].tail.content", {"histories": [history(tail=DAMAGED)]}),
+        ("histories[0].blocks[0].content", {"histories": [history(blocks=[DAMAGED])]}),
+        ("histories[0].blocks", {"histories": [history(hashes=b"x" * 16, blocks=[WHOLE])]}),
+        ("histories[0].blocks", {"histories": [history(blocks=[WHOLE, WHOLE])]}),
     ],
 )
 def test_what_cannot_be_right_is_refused_by_its_field(field: str, changes: dict[str, object]) -> None:

@@ -12,8 +12,8 @@ from worker_pair import Follower, PairedWorker, WorkerPair, greedy, worker_pair
 from gpu_worker.migration.calls.standby_calls import NamedHistory, StandbyRequest
 from gpu_worker.migration.standby import standby_buddy, standby_owner
 from gpu_worker.migration.standby.covered_sequences import CoveredBranch
-from gpu_worker.migration.standby.standby_owner import FoundTail
-from gpu_worker.scheduling.standby_blocks import Tail
+from gpu_worker.migration.standby.standby_owner import FoundBlocks
+from gpu_worker.scheduling.standby_blocks import LastBlocks, SentBlock
 from octavo.process import failpoints
 from octavo.request.errors import InvalidArgument
 from octavo.request.ids import BlockHash, Incarnation, SequenceId
@@ -195,6 +195,21 @@ async def test_the_buddy_goes_on_in_the_middle_of_a_block(pair: WorkerPair) -> N
     assert not cache.tails & cache.standby
 
 
+async def test_blocks_that_a_step_has_filled_come_with_the_call(pair: WorkerPair) -> None:
+    """They need no fetch, which takes longer than it takes a client to see the tokens of that step."""
+    follower = await pair.run(LONG, prompt=PROMPT, num_tokens=40)
+    control, sequences = pair.a.worker.engine.control, pair.a.worker.standby_owner.sequences
+    await asyncio.wrap_future(control.pause())
+    await until(lambda: 0 < sequences.num_sealed_blocks == sequences.num_held_blocks)
+    num_before = num_kept(pair.b)
+    failpoints.arm("source.pinned", "error")  # no fetch brings anything
+    control.grant_steps(0)
+    await until(lambda: num_kept(pair.b) >= num_before + 20)
+    failpoints.disarm_all()
+    await pair.check_end(follower, LONG, prompt=PROMPT)
+    await pair.has_let_go()
+
+
 async def test_a_tail_that_comes_after_its_history_has_ended_is_not_kept(pair: WorkerPair) -> None:
     follower = await pair.run(LONG, prompt=PROMPT, num_tokens=40)
     cache = pair.b.worker.workload.tables.cache
@@ -218,20 +233,21 @@ async def test_a_tail_that_was_not_named_is_not_noted_as_sent(pair: WorkerPair) 
     follower = await pair.run(LONG, prompt=PROMPT)
     owner = pair.a.worker.standby_owner
     await until(lambda: owner.sequences.num_held_blocks > 0)
-    cut = CoveredBranch()
-    await owner._tell(owner._told[Incarnation(pair.b.incarnation)], FoundTail(cut, 3, Tail(BlockHash(bytes(16)), b"")))
+    cut, last = CoveredBranch(), LastBlocks([], SentBlock(BlockHash(bytes(16)), b""), 3)
+    await owner._tell(owner._told[Incarnation(pair.b.incarnation)], FoundBlocks(cut, last))
     assert cut.tail == (0, 0)
     await pair.check_end(follower, LONG, prompt=PROMPT)
 
 
-def call(pair: WorkerPair, number: int, content: bytes, name: bytes) -> StandbyRequest:
-    info = pair.b.runner.info
-    tail = Tail(BlockHash(name), content)
-    histories = [NamedHistory(SequenceId("s" * 26), 0, 0, [BlockHash(b"1" * 16)], tail)]
+def call(pair: WorkerPair, number: int, content: bytes, name: bytes, full: bytes | None = None) -> StandbyRequest:
+    info, first = pair.b.runner.info, BlockHash(b"0" * 16)
+    blocks = [] if full is None else [SentBlock(first, full)]
+    tail = SentBlock(BlockHash(name), content)
+    histories = [NamedHistory(SequenceId("s" * 26), 0, 0, [first], blocks, tail)]
     return StandbyRequest(Incarnation("a"), info.fingerprint, info.layout, info.numerics, histories, number)
 
 
-async def test_a_call_that_was_overtaken_brings_no_tail_and_a_tail_has_a_whole_block(pair: WorkerPair) -> None:
+async def test_a_call_that_was_overtaken_brings_no_block_and_each_block_is_whole(pair: WorkerPair) -> None:
     buddy, cache = pair.b.worker.standby_buddy, pair.b.worker.workload.tables.cache
     content = bytes(pair.b.runner.info.bytes_per_block)
     await buddy.note_histories(call(pair, 2, content, b"2" * 16))
@@ -239,3 +255,7 @@ async def test_a_call_that_was_overtaken_brings_no_tail_and_a_tail_has_a_whole_b
     assert cache.tails == {b"2" * 16}
     with pytest.raises(InvalidArgument, match=r"histories\[0\].tail.content: 1 bytes, .* send the whole block"):
         await buddy.note_histories(call(pair, 3, b"x", b"3" * 16))
+    with pytest.raises(InvalidArgument, match=r"histories\[0\].blocks\[0\].content: 1 bytes, .* send the whole block"):
+        await buddy.note_histories(call(pair, 3, content, b"3" * 16, b"x"))
+    [state] = await buddy.note_histories(call(pair, 3, content, b"3" * 16, content))
+    assert state.num_held == 1

@@ -10,6 +10,7 @@ from span_batches import batch_of_spans
 from transformers_types import STATEFUL
 
 from gpu_worker.models.layer_programs.programs import KINDS
+from gpu_worker.models.through_transformers.attention import StepContext
 from gpu_worker.ops import native
 
 pytestmark = pytest.mark.skipif(native.load() is None, reason="the extension was not built")
@@ -77,10 +78,18 @@ def test_states_have_equal_bits_in_any_pieces_and_company(name, made, load):
     assert torch.equal(states_of(runner, [(0, 24, 40)], [forked]), whole[24:40])
 
 
-@pytest.mark.parametrize("options", [{"kv_cache_dtype": "int8"}, {"kv_cache_dtype": "bfloat16"}, {"block_size": 256}])
-def test_a_state_may_lie_in_any_layers_of_the_arena(options, made, load, monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("qwen3_5_text", {"kv_cache_dtype": "int8"}),
+        ("qwen3_5_text", {"kv_cache_dtype": "bfloat16"}),
+        ("qwen3_5_text", {"block_size": 256}),
+        ("mamba", {"kv_cache_dtype": "int8"}),  # its blocks have 1056 bytes in a layer, no multiple of 64
+    ],
+)
+def test_a_state_may_lie_in_any_layers_of_the_arena(name, options, made, load, monkeypatch):
     """Matrices of heads that go on in another layer of it are copied, and have the same bits."""
-    runner = load(made("qwen3_5_text").directory, **options)
+    runner = load(made(name).directory, **options)
     table = list(range(7))
     found = [states_of(runner, [(0, start, end)], [table]) for start, end in ((0, 11), (11, 30), (30, 31))]
     monkeypatch.setattr(runner._decoder.programs, "begin", lambda batch, kv: False)
@@ -92,3 +101,11 @@ def test_numerics_tell_programs_from_other_layers(made, load):
     runner, halves = load(made("lfm2").directory), load(made("lfm2").directory, dtype="bfloat16")
     assert "/programs-1/" in runner.info.numerics
     assert halves._decoder.programs is None and "programs" not in halves.info.numerics
+
+
+def test_layers_with_windows_are_no_programs(made, load, monkeypatch):
+    """As if a later Transformers told attention of one."""
+    note = StepContext.note
+    monkeypatch.setattr(StepContext, "note", lambda step, layer, keys, values, _: note(step, layer, keys, values, 64))
+    assert load(made("lfm2").directory)._decoder.programs is None
+    assert load(made("mamba").directory)._decoder.programs is not None, "it has no attention"

@@ -43,7 +43,7 @@ from octavo.request.errors import BadModel, InvalidArgument
 from octavo.request.sampling import FinishReason, SamplingParams
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
-OPTIONS = ({}, {"dtype": "bfloat16"}, {"kv_cache_dtype": "int8"})
+OPTIONS = ({}, {"dtype": "bfloat16"}, {"kv_cache_dtype": "int8"}, {"quantization": "q4-a8"})
 FOUND_AGAIN = [fault for fault in FAULTS if fault != "prefix hit"]  # which has a test of its own below
 
 

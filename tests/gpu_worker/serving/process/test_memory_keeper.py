@@ -1,0 +1,106 @@
+"""A killed process closes its connections before its memory is freed."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from gpu_worker.serving.process.memory_keeper import KEEPER_NAME
+
+NUM_BYTES = 64 << 20
+PROGRAM = f"""
+import socket, sys, time
+from gpu_worker.serving.process.memory_keeper import keep_memory_for_last
+connection = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
+keep_memory_for_last()
+later = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
+memory = b"x" * {NUM_BYTES}
+later.sendall(b"ready")
+time.sleep(float(sys.argv[2]))
+"""
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such calls")
+
+
+class Kept:
+    """A process with a keeper, and both of its connections."""
+
+    def __init__(self, seconds: float) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            command = [sys.executable, "-c", PROGRAM, str(server.getsockname()[1]), str(seconds)]
+            self.process = subprocess.Popen(command)
+            self.connections = [server.accept()[0] for _ in range(2)]
+        assert self.connections[1].recv(5, socket.MSG_WAITALL) == b"ready"
+        [self.keeper] = psutil.Process(self.process.pid).children()
+
+    def end(self) -> None:
+        for each in self.connections:
+            each.close()
+        self.process.kill()
+        self.process.wait()
+
+
+@pytest.fixture
+def kept() -> Iterator[Kept]:
+    made = Kept(60)
+    yield made
+    made.end()
+
+
+def wait_until(is_true: Callable[[], bool]) -> None:
+    ends_at = time.monotonic() + 30
+    while not is_true():
+        assert time.monotonic() < ends_at
+        time.sleep(0.01)
+
+
+def has_ended(process: psutil.Process) -> bool:
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def test_connections_break_while_the_memory_is_still_there(kept):
+    kept.keeper.suspend()  # it would free the memory a moment later
+    kept.process.kill()
+    for each in kept.connections:
+        each.settimeout(30)
+        assert each.recv(1) == b""
+    kept.process.wait(30)
+    assert kept.keeper.memory_info().rss > NUM_BYTES
+    kept.keeper.resume()
+    wait_until(lambda: has_ended(kept.keeper))
+
+
+def test_the_keeper_has_a_name_one_file_and_no_signal_ends_it(kept):
+    assert kept.keeper.name() == KEEPER_NAME
+    assert kept.keeper.nice() > psutil.Process(kept.process.pid).nice()
+    [file] = Path(f"/proc/{kept.keeper.pid}/fd").iterdir()
+    assert os.readlink(file).startswith("pipe:")
+    for each in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        kept.keeper.send_signal(each)
+    kept.process.kill()
+    kept.process.wait(30)
+    wait_until(lambda: has_ended(kept.keeper))
+
+
+def test_a_process_that_ends_by_itself_takes_the_keeper_along():
+    kept = Kept(0)
+    keeper = kept.keeper
+    assert kept.process.wait(30) == 0
+    wait_until(lambda: has_ended(keeper))
+    kept.end()
+
+
+def test_a_process_outlives_its_keeper(kept):
+    kept.keeper.kill()
+    wait_until(lambda: not psutil.Process(kept.process.pid).children())
+    assert kept.process.poll() is None
