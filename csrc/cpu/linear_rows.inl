@@ -138,12 +138,12 @@ inline void each_tiles(std::int64_t row, std::int64_t end, const Run& run) {
     }
 }
 
-constexpr std::int64_t kBandRows = 512;
+constexpr std::int64_t kKeptRows = 512;
 
 // All rows of a turn meet a chunk of inputs, which the first cache keeps, before the next chunk.
 template <int kDigits, int kColumns>
 __attribute__((noinline)) void row_band(const LinearJob& job, std::int64_t row, std::int64_t end, std::int64_t column) {
-    alignas(64) float kept[kBandRows * kColumns];
+    alignas(64) float kept[kKeptRows * kColumns];
     const std::int64_t blocks = job.weight.cols / kBlock;
     each_chunk(blocks, [&](std::int64_t first, std::int64_t count) {
         each_tiles(row, end, [&](auto tiles, std::int64_t at) {
@@ -168,8 +168,8 @@ __attribute__((noinline)) void row_columns(const LinearJob& job, std::int64_t ro
                                            std::int64_t column) {
     const std::int64_t blocks = job.weight.cols / kBlock;
     if (job.columns > kInputColumns && blocks > kChunkBlocks) {
-        for (; row < end; row += kBandRows) {
-            row_band<kDigits, kColumns>(job, row, row + kBandRows < end ? row + kBandRows : end, column);
+        for (; row < end; row += kKeptRows) {
+            row_band<kDigits, kColumns>(job, row, row + kKeptRows < end ? row + kKeptRows : end, column);
         }
         return;
     }
