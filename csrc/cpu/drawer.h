@@ -12,6 +12,7 @@
 #include "octavo/filters.h"
 #include "octavo/sample.h"
 #include "sample.h"
+#include "shortlist.h"
 
 namespace octavo {
 
@@ -96,9 +97,9 @@ class Drawer {
     std::vector<std::int64_t> likeliest(const float* x, std::int64_t num) {
         row_.logits = x;
         row_.count = num_tokens_;
-        list(static_cast<std::size_t>(num));
+        listed_.fill(*loops_, row_, static_cast<std::size_t>(num));
         std::vector<std::int64_t> places;
-        for (const Candidate& each : candidates_) {
+        for (const Candidate& each : listed_.tokens) {
             places.push_back(each.id);
         }
         return places;
@@ -114,9 +115,9 @@ class Drawer {
         const filters::Chance chance = chance_of(draws, branch);
         const float* further = further_of(draws, branch);
         if (by_count && top_k <= kMostListed) {
-            list(static_cast<std::size_t>(top_k));
-            keep_share(top_p);
-            return pick_listed(least, further, chance);
+            listed_.fill(*loops_, row_, static_cast<std::size_t>(top_k));
+            listed_.keep_share(row_, top_p);
+            return listed_.pick(row_, least, further, chance);
         }
         Kept kept = kAllKept;
         if (by_count || by_mass) {
@@ -130,7 +131,7 @@ class Drawer {
         }
         if (further != nullptr) {
             kept_ones(kept);
-            return pick_listed(least, further, chance);
+            return listed_.pick(row_, least, further, chance);
         }
         kept.least = least;
         return token_at(kept, draw::place_of(chance.bits(0), mass(kept)));
@@ -176,21 +177,21 @@ class Drawer {
         };
         const float low = std::nextafter(below((bucket + 1) / 16.0 * 1.00001), kNever);  // a bit more than it has
         const float high = std::nextafter(below(bucket / 16.0 * 0.99999), -kNever);
-        candidates_.clear();
+        listed_.tokens.clear();
         const float* x = row_.logits;
         for (std::int64_t id = loops_->next_within(x, 0, row_.count, low, high); id < row_.count;
              id = loops_->next_within(x, id + 1, row_.count, low, high)) {
             if (bucket_of(draw::power_of(x[id], row_.highest, row_.factor)) == bucket) {
-                candidates_.push_back({x[id], id, 0});
+                listed_.tokens.push_back({x[id], id, 0});
             }
         }
-        return candidates_;
+        return listed_.tokens;
     }
 
     // Its tokens that are kept and weigh something.
     const std::vector<Candidate>& kept_ones(const Kept& kept) {
         mass(kept);
-        candidates_.clear();
+        listed_.tokens.clear();
         for (std::int64_t id = 0; id < row_.count; ++id) {
             if (spans_[static_cast<std::size_t>(id / kSpan)] == 0) {
                 id += kSpan - 1;
@@ -198,16 +199,16 @@ class Drawer {
             }
             const Candidate each{row_.logits[id], id, draw::weight_of(row_.logits[id], row_.highest, row_.factor)};
             if (each.weight > 0 && is_kept(each, kept)) {
-                candidates_.push_back(each);
+                listed_.tokens.push_back(each);
             }
         }
-        return candidates_;
+        return listed_.tokens;
     }
 
     // After `part`, of a whole row: what `draw` does with the tokens that are kept.
     std::int64_t draw_among(const std::vector<Candidate>& kept, const Draws& draws, std::int64_t branch) {
-        candidates_ = kept;
-        return pick_listed(0, further_of(draws, branch), chance_of(draws, branch));
+        listed_.tokens = kept;
+        return listed_.pick(row_, 0, further_of(draws, branch), chance_of(draws, branch));
     }
 
     // Where those of x [count] are that are possible.
@@ -271,85 +272,20 @@ class Drawer {
             return mass;
         }
         collect(found.bucket, kept);
-        return end_at(kept, found, candidates_, mass, amount);
+        return end_at(kept, found, listed_.tokens, mass, amount);
     }
 
     // The kept tokens of a bucket.
     void collect(int bucket, const Kept& kept) {
-        candidates_.clear();
+        listed_.tokens.clear();
         const std::uint16_t* buckets = buckets_.data();
         for (std::int64_t id = loops_->next_in(buckets, 0, row_.count, bucket); id < row_.count;
              id = loops_->next_in(buckets, id + 1, row_.count, bucket)) {
             const Candidate each{row_.logits[id], id, draw::weight_of(row_.logits[id], row_.highest, row_.factor)};
             if (!before({kept.logit, kept.id, 0}, each)) {
-                candidates_.push_back(each);
+                listed_.tokens.push_back(each);
             }
         }
-    }
-
-    // The `num` likeliest tokens that are possible become the candidates, in no order.
-    void list(std::size_t num) {
-        const float* x = row_.logits;
-        candidates_.clear();
-        float least = kNever;
-        for (std::int64_t id = loops_->next_above(x, 0, row_.count, least); id < row_.count;
-             id = loops_->next_above(x, id + 1, row_.count, least)) {
-            candidates_.push_back({x[id], id, 0});
-            if (candidates_.size() == 2 * num) {
-                least = shorten(num);
-            }
-        }
-        if (candidates_.size() > num) {
-            shorten(num);
-        }
-    }
-
-    // Keeps the first `num` candidates; returns the logit of the last of them, which later tokens must exceed.
-    float shorten(std::size_t num) {
-        const auto last = candidates_.begin() + static_cast<std::ptrdiff_t>(num) - 1;
-        std::nth_element(candidates_.begin(), last, candidates_.end(), before);
-        candidates_.resize(num);
-        return last->logit;
-    }
-
-    // What `cut` does for top-p, of candidates alone.
-    void keep_share(float top_p) {
-        std::uint64_t mass = 0;
-        for (Candidate& each : candidates_) {
-            each.weight = draw::weight_of(each.logit, row_.highest, row_.factor);
-            mass += each.weight;
-        }
-        if (top_p < 1) {
-            std::sort(candidates_.begin(), candidates_.end(), before);
-            std::uint64_t missing = draw::share_of(top_p, mass);
-            std::size_t kept = 0;
-            while (kept < candidates_.size() && (kept == 0 || missing > 0)) {
-                const std::uint64_t weight = candidates_[kept++].weight;
-                missing -= std::min(missing, weight);
-            }
-            candidates_.resize(kept);
-        }
-    }
-
-    // What `pick` does, of candidates alone. `further`: the parameters of further filters, if there are any.
-    std::int64_t pick_listed(float least, const float* further, const filters::Chance& chance) {
-        const auto gone = [least](const Candidate& each) { return static_cast<float>(each.weight) < least; };
-        candidates_.erase(std::remove_if(candidates_.begin(), candidates_.end(), gone), candidates_.end());
-        if (further != nullptr) {
-            FilteredTokens tokens(candidates_, row_);
-            filters::apply(tokens, further, chance);
-        }
-        std::sort(candidates_.begin(), candidates_.end(), [](auto& a, auto& b) { return a.id < b.id; });
-        std::uint64_t mass = 0;
-        for (const Candidate& each : candidates_) {
-            mass += each.weight;
-        }
-        std::uint64_t place = draw::place_of(chance.bits(0), mass);
-        auto chosen = candidates_.begin();
-        while (place >= chosen->weight) {
-            place -= chosen++->weight;
-        }
-        return chosen->id;
     }
 
     // The `num` likeliest tokens, as long as they are possible.
@@ -379,7 +315,7 @@ class Drawer {
     int num_buckets_ = 0;  // that are counted
     std::int32_t counts_[kBuckets];
     std::uint64_t masses_[kBuckets];
-    std::vector<Candidate> candidates_;
+    Shortlist listed_;
     std::vector<std::int64_t> top_;
 };
 

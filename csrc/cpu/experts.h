@@ -13,7 +13,7 @@
 
 namespace octavo {
 
-constexpr std::int64_t kMostExperts = 4096;
+constexpr std::int64_t kMostExperts = 4096, kMostGroups = 64;
 
 // The columns of one expert in the products of a layer.
 struct AskedExpert {

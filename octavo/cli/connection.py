@@ -23,6 +23,7 @@ NOTICE_S = 1.0  # how long a command waits before it says so
 TIMEOUT_S = 5.0
 MAX_SECONDS = 1e6
 CLOSED = ("Socket closed", "Connection reset", "Broken pipe")  # how gRPC tells of a server that expected TLS
+HTTP_1 = "Trying to connect an http1.x server"
 WAIT_LONGER = "or wait longer with --timeout"
 CORRECT_ADMIN = f"correct --admin-endpoint, {WAIT_LONGER}"
 NO_ADMIN = "this is not the Admin listener of a router: see --admin-listen"
@@ -77,6 +78,10 @@ def connected(args: argparse.Namespace) -> Iterator[Client]:
                 remedy = f"correct --endpoint, {WAIT_LONGER}"
                 if credentials.tls is None and any(text in error.message for text in CLOSED):
                     remedy = f"give --tls-ca if routers use TLS, {remedy}"
+                if HTTP_1 in error.message:
+                    remedy = (
+                        "what answers there speaks HTTP/1: give --endpoint a router's port of gRPC, 50051 by default"
+                    )
                 raise CommandError(f"{error.message}: {remedy}") from None
         yield client
 

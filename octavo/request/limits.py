@@ -66,8 +66,7 @@ class NumberRange:
     def __str__(self) -> str:
         if self.above:
             return f"above {self.low:g}, at most {self.high:g}"
-        high = str(int(self.high)) if self.integer else f"{self.high:g}"
-        return f"{self.low:g} to {high}"
+        return " to ".join(str(int(each)) if self.integer else f"{each:g}" for each in (self.low, self.high))
 
 
 def integers(low: int, high: int, *, optional: bool = False) -> NumberRange:

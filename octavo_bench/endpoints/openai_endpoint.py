@@ -98,6 +98,10 @@ class OpenAiEndpoint:
             raise CommandError(f"{self.url}: no answer within {timeout_s:g} s: start it, or correct the URL") from None
         except aiohttp.ClientSSLError as error:
             raise CommandError(f"{self.url}: {_words(error)}: name who has signed with --tls-ca") from None
+        except aiohttp.ClientResponseError:
+            raise CommandError(
+                f"{self.url}: what answers there speaks no HTTP/1: octavo by gRPC is grpc://HOST:PORT"
+            ) from None
         except (aiohttp.ClientError, OSError) as error:
             raise CommandError(f"{self.url}: {_words(error)}: start it, or correct the URL") from None
         except (ValueError, KeyError, TypeError):

@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from octavo.net.http_server import error_body
 from octavo.net.security.authorizer import Authorizer
-from octavo.request.errors import PermissionDenied, ServingError, Unauthenticated
+from octavo.request.errors import PermissionDenied, ServingError, Unauthenticated, closest
 from router.fleet.model_registry import ModelRegistry, ServedModel
 from router.http.answer_format import ChatFormat, CompletionFormat
 from router.http.answers import AnswerService, NewAnswer, called
@@ -137,7 +137,9 @@ class OpenAiApp:
             kind = MessageReply if scope["path"].startswith("/v1/messages") else Reply
             await kind(send, called(scope)).send_error(error)
         except HTTPException as error:
-            usual = "no such path" if error.status_code == 404 else "this path has other methods"
+            methods = (error.headers or {}).get("Allow")
+            known = [route.path for route in self._router.routes if isinstance(route, Route)]
+            usual = f"this path takes {methods}" if methods else f"no such path{closest(scope['path'][:200], known)}"
             what = instead_of(scope["path"]) or usual
             body = error_body(f"{scope['method']} {scope['path'][:200]}: {what}", "invalid_request_error")
             headers = [(name.lower().encode(), value.encode()) for name, value in (error.headers or {}).items()]

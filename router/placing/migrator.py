@@ -124,7 +124,10 @@ class Migrator:
     async def _read_running(self, seq_id: SequenceId) -> Snapshot:
         snapshot = await self.store.read(seq_id, prompt=True, from_indexes=ALL_JOURNALS)
         if snapshot is None:
-            raise NotFound("request_id: there is no such request", resource="request")
+            raise NotFound(
+                "request_id: no such request; it was never accepted, or ended longer ago than records are kept",
+                resource="request",
+            )
         state = snapshot.record.state
         if state.ended:
             raise CannotMove(f"the request has ended ({state})", cause="ended")

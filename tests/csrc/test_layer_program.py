@@ -93,16 +93,18 @@ def test_rows(kernels):
     close(states, expected, 2e-5)
 
 
+@pytest.mark.parametrize("size", [19, 38])
 @pytest.mark.parametrize("gate_first", [False, True])
-def test_norms_with_gates(kernels, gate_first):
-    bench, x, gates = Bench(kernels, 38), draw(1, TOKENS, 19), draw(2, TOKENS, 19) * 5
-    states, weight, wide = torch.cat((x, gates), 1), draw(3, 19), x.double()
-    bench.do("norm", (-1, 0, 0, 19), (-1, 0, 0, 19), weight, 1e-6, 19, (-1, 0, 19, 19), gate_first)
+def test_norms_with_gates(kernels, gate_first, size):
+    """Of all numbers, and of two parts, which have weights of their own."""
+    bench, x, gates = Bench(kernels, 76), draw(1, TOKENS, 38), draw(2, TOKENS, 38) * 5
+    states, weight, wide = torch.cat((x, gates), 1), draw(3, 38), x.double()
+    bench.do("norm", (-1, 0, 0, 38), (-1, 0, 0, 38), weight, 1e-6, size, (-1, 0, 38, 38), gate_first)
     bench.run(states)
     gate = functional.silu(gates.double())
-    entered = wide * gate if gate_first else wide
-    normed = entered / (entered.square().mean(-1, keepdim=True) + 1e-6).sqrt() * weight.double()
-    close(states[:, :19], normed if gate_first else normed * gate)
+    entered = (wide * gate if gate_first else wide).view(TOKENS, -1, size)
+    normed = (entered / (entered.square().mean(-1, keepdim=True) + 1e-6).sqrt()).flatten(1) * weight.double()
+    close(states[:, :38], normed if gate_first else normed * gate)
 
 
 CUTS = (((0, 9), (0, 12)), ((0, 1), (0, 7)), ((1, 3), (7, 9)), ((3, 9), (9, 12)))

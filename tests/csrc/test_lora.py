@@ -100,16 +100,22 @@ def test_a_matrix_in_parts_of_any_size_gives_the_same_bits(
     a, b = (torch.randn(shape).to(dtype) / 4 for shape in ((5, 32), (5, 320)))
     wide = Model(extension, 160)
 
+    def states_of(stack: tuple[Any, ...]) -> Tensor:
+        return wide.run(torch.arange(TOKENS), ((extension.Lora(2.0, [{"gate_up": stack}]), TOKENS),))
+
     def states(*cuts: int) -> Tensor:
         parts = [weight(extension, b[:, first:end].contiguous()) for first, end in pairwise((0, *cuts, 320))]
         many = weight(extension, torch.cat([a] * len(parts)))
-        stack = many, tuple(zip(parts, (0, *cuts), strict=True))
-        return wide.run(torch.arange(TOKENS), ((extension.Lora(2.0, [{"gate_up": stack}]), TOKENS),))
+        return states_of((many, tuple(zip(parts, (0, *cuts), strict=True))))
 
     whole = states()
     assert not torch.equal(whole, wide.run(None, ()))
     for cuts in ((160,), (64, 128, 192, 256), (61,), (3,), (7, 8, 17, 63)):
         assert torch.equal(states(*cuts), whole)
+    ends = weight(extension, b[:, :160].contiguous()), weight(extension, b[:, 160:].contiguous())
+    both = weight(extension, torch.cat((torch.zeros_like(a), a))), ((ends[0], 0), (ends[1], 160))
+    alone = weight(extension, a), ((ends[1], 160),)
+    assert torch.equal(states_of(both), states_of(alone)), "each part has its own rows of a"
 
 
 def test_what_is_added_is_what_torch_adds(extension: ModuleType) -> None:

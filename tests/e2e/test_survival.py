@@ -1,6 +1,7 @@
 """Streams of models of every kind survive what happens to workers: a move with its blocks, swaps, and kill -9."""
 
 import asyncio
+from dataclasses import replace
 from typing import ClassVar
 
 import pytest
@@ -13,7 +14,7 @@ from live.cluster import Shape
 from live.fixtures import whole
 from live.reader import Reader
 from spoken_types import DE, NO_TIMES, START, TRANSCRIBE, TinySpeech, said, wav
-from transformers_types import DELTA, LATENT, ROUTED_EXPERTS, THREE_LINEAR, WIDE
+from transformers_types import LATENT, ROUTED_EXPERTS, STATEFUL
 
 from octavo.client import SamplingParams, Speech
 
@@ -39,12 +40,12 @@ class Encoded:
 
 
 class DecoderOnly:
-    """Three layers of gated delta nets for one of attention, or latent attention with experts."""
+    """Recurrent layers, some with experts, or latent attention with experts."""
 
     prompts = tuple([number, *range(30, 90)] for number in range(3))
     kinds: ClassVar = {
-        "hybrid": ("Qwen3_5Text", {**WIDE, **DELTA, **THREE_LINEAR}),
         "latent": ("DeepseekV3", {**LATENT, **ROUTED_EXPERTS}),
+        **{name: STATEFUL[name] for name in ("granitemoehybrid", "jamba", "lfm2", "qwen3_5_text")},
     }
 
     def __init__(self, name, folder):
@@ -102,7 +103,7 @@ KINDS = {
 @pytest.fixture(
     params=[
         "qwen-vl",
-        *(pytest.param(kind, marks=pytest.mark.long) for kind in ("bart", "hybrid", "latent", "t5-gated", "whisper")),
+        *(pytest.param(kind, marks=pytest.mark.long) for kind in KINDS if kind != "qwen-vl"),
     ]
 )
 def kind(request, tmp_path):
@@ -123,6 +124,13 @@ def pictures_in(store):
     return store.ask("KEYS", "*:pictures").count(b":pictures")
 
 
+async def check_hit(client, params, prompt, output):
+    """What goes on from the blocks of a request before says what a stream has said."""
+    again = [await client.complete(prompt, replace(params, max_tokens=len(output))) for _ in range(2)]
+    assert [each.outputs[0].token_ids for each in again] == [tuple(output)] * 2
+    assert again[1].usage.cached_tokens > len(prompt) // 2
+
+
 async def test_streams_survive_what_happens_to_workers(pair, kind):
     aside, params = asyncio.to_thread, SamplingParams(temperature=0.0, max_tokens=kind.num_tokens, ignore_eos=True)
     async with pair.client() as client:
@@ -138,6 +146,9 @@ async def test_streams_survive_what_happens_to_workers(pair, kind):
             await readers[0].until(num_tokens, WAIT_S)
         pair.kill(await aside(pair.owner, "s0"))
         await asyncio.wait_for(asyncio.gather(*(reader.task for reader in readers)), WAIT_S)
+        if isinstance(kind, DecoderOnly):
+            said_before = readers[0].tokens[0]
+            await check_hit(client, params, [*kind.prompts[0], *said_before[:100]], said_before[100:200])
     for prompt, reader in zip(kind.prompts, readers, strict=True):
         output = reader.tokens[0]
         assert len(output) == params.max_tokens

@@ -1,7 +1,9 @@
 """`octavo bench` as people call it: results, files, bad input in one line, Ctrl-C."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 
+import grpc
 import pytest
 from certificates import Certificates
 from scripted_endpoint import openai_server
@@ -80,6 +82,15 @@ def test_bad_input_is_one_line_with_its_remedy(words, code, says, capsys, tmp_pa
     assert says in err and "secret" not in err
     assert err.startswith("octavo bench: ") and err.count("\n") == 1
     assert out == ""
+
+
+def test_a_server_of_grpc_is_told_from_one_of_http(capsys):
+    server = grpc.server(ThreadPoolExecutor(1))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    assert bench(f"http://127.0.0.1:{port}", *FEW) == 1
+    server.stop(None)
+    assert "speaks no HTTP/1: octavo by gRPC is grpc://HOST:PORT" in capsys.readouterr().err
 
 
 def test_a_key_goes_to_its_own_endpoint_alone(server, capsys, tmp_path):

@@ -136,6 +136,20 @@ async def test_missing_things_have_errors_in_one_shape(world, call):
         assert answer.error["type"] in ("invalid_request_error", "not_found_error")
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "says"),
+    [
+        ("GET", "/v1/completions", "this path takes POST"),
+        ("POST", "/v1/chat/completion", "no such path; did you mean /v1/chat/completions?"),
+        ("GET", "/", "no such path"),
+    ],
+)
+async def test_a_wrong_path_or_method_is_told_what_there_is(world, call, method, path, says):
+    await world.start()
+    answer = await call(method, path, {} if method == "POST" else None)
+    assert answer.error["message"] == f"{method} {path}: {says}"
+
+
 async def test_models_and_health(world, call):
     await world.worker()
     await world.router(model_aliases=("chat=fake",))

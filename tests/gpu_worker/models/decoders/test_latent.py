@@ -46,6 +46,14 @@ def test_a_step_in_one_call_computes_what_its_ops_do(name, tiny, load, reference
     assert difference(all_logits(runner, TOKENS, ENDS), all_logits(reference(model), TOKENS, ENDS)) < 1e-5
 
 
+@extended
+def test_threads_need_not_divide_the_heads(tiny, load, all_logits):
+    """A group of heads for each thread, of the same number."""
+    model = tiny("deepseek_v3").directory
+    expected = all_logits(load(model, threads=1), TOKENS, ENDS)
+    assert torch.equal(all_logits(load(model, threads=3), TOKENS, ENDS), expected)
+
+
 def test_pages_hold_one_vector_for_all_heads(tiny, load):
     info = load(tiny("deepseek_v3").directory)._decoder
     assert (info.num_kv_heads, info.head_dim) == (1, 8 + 32)

@@ -88,6 +88,7 @@ async def test_log_probabilities_have_the_shape_of_completions(post):
 
 WRONG = [
     ({"max_tokens": 0}, "max_tokens", "out of range"),
+    ({"seed": 1.5}, "seed", "a whole number, -9223372036854775808 to 18446744073709551615"),
     ({"stop": 5}, "stop", "string"),
     ({"logit_bias": {"x": 1, "7": 1, "y": 1}}, "logit_bias", "token id, unlike 'x', 'y'"),
     ({"logprobs": 21}, "logprobs", "0 to 20"),
