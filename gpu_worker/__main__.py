@@ -18,7 +18,8 @@ def main() -> int:
     telemetry.configure("worker", form=settings.log_format, level=settings.log_level)
     if warning := program_warning(settings):
         logging.getLogger(__name__).warning("%s", warning)
-    keep_memory_for_last()
+    if settings.standby:  # others go on from this worker's streams as soon as they notice its death
+        keep_memory_for_last()
     from gpu_worker.serving.process.program import serve  # after the settings, whose errors need no seconds of torch
 
     return loop.run(serve(settings))

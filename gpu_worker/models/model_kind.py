@@ -40,7 +40,7 @@ TEXT_PARTS = (
     *("mistral3", "ovis2", "qwen3_5", "qwen3_5_moe", "smolvlm", "vipllava"),
 )
 
-# Those of them whose pictures are read: gpu_worker/models/through_transformers/pictures/decoder.py.
+# Those whose pictures are read: gpu_worker/models/loading/picture_models.py.
 PICTURES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
 
 PARTS = ("text_config", "vision_config", "audio_config", "audio_encoder_config")  # of configurations of such models

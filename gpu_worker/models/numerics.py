@@ -44,7 +44,8 @@ def class_of(
     name = str(dtype).removeprefix("torch.")
     if isinstance(decoder, NativeLlamaDecoder) and isinstance(ops, NativeCpuOps):
         # Of torch it has nothing but the table of positions, and what encodes pictures.
-        in_halves = kv_dtype not in IN_FLOATS or "halves" in decoder.arithmetic
+        encodes_in_halves = decoder.encode_picture is not None and dtype == torch.bfloat16
+        in_halves = kv_dtype not in IN_FLOATS or "halves" in decoder.arithmetic or encodes_in_halves
         encoder = (
             () if decoder.encode_picture is None else ("pictures", name, f"torch-{torch.__version__}", *_torch_cpu())
         )
@@ -61,7 +62,7 @@ def class_of(
         invariant = f"batch-invariant-{INVARIANT_BITS}" if batch_invariant else ""
         kept = "+".join(getattr(decoder, "formats", ()))  # of weights that are not decoded: other kernels than cuBLAS's
         return _joined("cuda", kind, *decoded, kept, *_gpu(device), invariant)
-    in_halves = kv_dtype not in IN_FLOATS
+    in_halves = kv_dtype not in IN_FLOATS or (dtype == torch.bfloat16 and bool(getattr(decoder, "products", "")))
     programs = f"programs-{PROGRAM_BITS}" if getattr(decoder, "programs", None) else ""
     decoded = (*decoded, programs, getattr(decoder, "products", ""))
     if packed := getattr(decoder, "packed", None):

@@ -19,7 +19,14 @@ class TextSource:
 
     def __init__(self, source: WeightSource) -> None:
         self._source = source
-        self._stored = {plain: name for name in source.names() if (plain := _plain_name(name))}
+        self._stored: dict[str, str] = {}
+        self.left_out: set[str] = set()  # names of the checkpoint that are not of its text
+        for name in sorted(source.names()):
+            plain = _plain_name(name)
+            if not plain:
+                self.left_out.add(name)
+            elif self._stored.setdefault(plain, name) != name:
+                raise BadModel(f"the checkpoint has one tensor of its text twice: {self._stored[plain]!r} and {name!r}")
 
     def names(self) -> set[str]:
         return set(self._stored)

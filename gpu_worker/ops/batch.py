@@ -108,7 +108,7 @@ class PictureRows:
     """The tokens of a step that show pictures, and where all of its tokens stand for a model that reads pictures."""
 
     rows: Tensor  # int64 [num_rows]: tokens of the batch
-    states: Tensor  # [num_rows, hidden_size]: what stands for their embeddings
+    states: Tensor  # [num_rows, (1 + n) hidden_size]: what stands for their embeddings, and is added after n layers
     positions: Tensor  # int64 [3, num_tokens]: of time, row and column
 
 

@@ -102,6 +102,8 @@ class StandbyBlocks:
         branch = self._find_running(key)
         if branch is None or self._scores_again(branch) or self._workload.info.keeps_state:
             return LastBlocks([])
+        if branch.num_sealed < num_blocks:  # it computes again what it had before it was preempted
+            return LastBlocks([])
         full = [SentBlock(branch.hashes[index], read(branch.blocks[index])) for index in range(first, num_blocks)]
         num_tokens = branch.num_computed - num_blocks * self._block_size
         if not max(1, least) <= num_tokens < self._block_size:

@@ -192,7 +192,9 @@ class StandbyOwner:
         histories = [each for each, _, _ in named]
         if found is not None:
             histories = [
-                replace(one, blocks=found.last.full, tail=found.last.tail) if each is found.branch else one
+                replace(one, blocks=found.last.full, tail=found.last.tail)
+                if each is found.branch and one.first + len(one.hashes) == len(each.hashes)  # else more are to be named
+                else one
                 for one, each, _ in named
             ]
         request = StandbyRequest(

@@ -20,7 +20,7 @@ import threading
 KEEPER_NAME = "octavo-memory"
 STACK_BYTES = 64 << 10
 BUFFER_BYTES = 64
-LESS_URGENT = 10
+LESS_URGENT = 1  # more would let the memory of a dead process stay for seconds on a busy machine
 # Of Linux
 CLONE_VM = 0x100
 CLOSE_RANGE_UNSHARE = 2
@@ -33,7 +33,10 @@ FULLY_BUFFERED = 0
 
 def keep_memory_for_last() -> None:
     """Starts a keeper of this process's memory. Does nothing where the system or the C library lacks what it needs."""
-    reading, writing = os.pipe()  # `writing` is closed with all files of this process, and not before
+    try:
+        reading, writing = os.pipe()  # `writing` is closed with all files of this process, and not before
+    except OSError:  # there are as many files as may be
+        return
     is_ready = threading.Event()
     keeping = threading.Thread(target=_keep, args=(reading, is_ready), name="memory keeper", daemon=True)
     try:
@@ -50,7 +53,7 @@ def _keep(reading: int, is_ready: threading.Event) -> None:
     stack, buffer = mmap.mmap(-1, STACK_BYTES), ctypes.create_string_buffer(BUFFER_BYTES)
     try:
         keeper = _start(reading, stack, buffer)
-    except AttributeError:  # no Linux, or a C library before 2.34
+    except (AttributeError, OSError):  # no Linux, a C library before 2.34, or what it needs is denied
         keeper = -1
     finally:
         is_ready.set()
@@ -61,7 +64,8 @@ def _keep(reading: int, is_ready: threading.Event) -> None:
 def _start(reading: int, stack: mmap.mmap, buffer: "ctypes.Array[ctypes.c_char]") -> int:
     """The keeper's process id; negative: there is none. From here on this thread has no file but `reading`."""
     library = ctypes.CDLL(None)
-    clone, fgetc, fdopen = library.clone, library.fgetc, library.fdopen
+    # It holds no lock while it waits: whoever flushes all files of C, as `exit` does, takes each one's.
+    clone, getc, fdopen = library.clone, library.getc_unlocked, library.fdopen
     os.nice(LESS_URGENT)  # of this thread and of the keeper: whoever takes over comes first
     signal.pthread_sigmask(signal.SIG_SETMASK, signal.valid_signals())  # the keeper ends when this process has ended
     library.prctl(PR_SET_NAME, KEEPER_NAME.encode(), 0, 0, 0)
@@ -73,5 +77,5 @@ def _start(reading: int, stack: mmap.mmap, buffer: "ctypes.Array[ctypes.c_char]"
     pipe = ctypes.c_void_p(fdopen(reading, b"r"))
     library.setvbuf(pipe, buffer, FULLY_BUFFERED, ctypes.c_size_t(BUFFER_BYTES))
     top = ctypes.addressof(ctypes.c_char.from_buffer(stack)) + STACK_BYTES
-    keeper: int = clone(ctypes.cast(fgetc, ctypes.c_void_p), ctypes.c_void_p(top), CLONE_VM, pipe)
+    keeper: int = clone(ctypes.cast(getc, ctypes.c_void_p), ctypes.c_void_p(top), CLONE_VM, pipe)
     return keeper

@@ -114,6 +114,22 @@ def test_text_runs_on_our_decoder_also_of_the_first_files_rounded_and_with_guess
     save_file({name: value for name, value in tensors.items() if not name.startswith("visual.blocks.1")}, file)
     with pytest.raises(BadModel, match="weights the checkpoint lacks: blocks"):
         LLM(str(folder))
+    for more, what in (
+        ("model.projector", "no place for: model.projector"),
+        ("model.language_model.norm.weight", "twice"),
+    ):
+        save_file(tensors | {more: torch.zeros(64)}, file)
+        with pytest.raises(BadModel, match=what):
+            LLM(str(folder))
+    bias = next(name for name in tensors if name.startswith("visual.") and name.endswith("bias"))
+    save_file(tensors | {bias: torch.full_like(tensors[bias], float("nan"))}, file)
+    with pytest.raises(BadModel, match="not finite"):
+        LLM(str(folder))
+    config = json.loads((folder / "config.json").read_text())
+    del config["text_config"]["rope_parameters"]["mrope_section"]  # then it is that of 64 pairs
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(BadModel, match=r"mrope_section: \[16, 24, 24\] do not divide 8 pairs"):
+        LLM(str(folder))
 
 
 def test_an_encoder_whose_states_are_no_hidden_states_is_refused(tmp_path: Path) -> None:

@@ -102,6 +102,7 @@ def test_the_last_blocks_are_read_with_the_tokens_that_are_computed_in_them() ->
     assert standby.read_last(key("a"), 1, 3, 2, read) == LastBlocks(full[1:], tail, 2)
     assert standby.read_last(key("a"), 2, 3, 3, read) == LastBlocks(full[2:]), "the tail has two tokens"
     assert standby.read_last(key("a"), 2, 2, 1, read) == nothing, "the block after two is full"
+    assert standby.read_last(key("a"), 0, 4, 1, read) == nothing, "three are sealed, as after a preemption"
     assert standby.read_last(key("b"), 0, 3, 1, read) == nothing
     assert standby.read_last(key("a")._replace(epoch=2), 0, 3, 1, read) == nothing
     assert standby.read_last(key("a", branch=1), 0, 3, 1, read) == nothing

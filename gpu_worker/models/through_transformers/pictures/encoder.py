@@ -17,7 +17,7 @@ from gpu_worker.models.through_transformers.pictures.config import PicturePatche
 from gpu_worker.ops import Ops
 from octavo.request.errors import BadModel, InvalidArgument
 
-_NAMES = re.compile(r"(?:model\.)?visual\.(.+)")
+ENCODER_NAMES = re.compile(r"(?:model\.)?visual\.(.+)")
 CHECKED_CELLS = (2, 3)  # rows and columns of a picture that is tried while a model is loaded
 
 
@@ -68,7 +68,7 @@ def load_encoder(
         settings = CONFIG_MAPPING[config["model_type"]].from_dict(dict(config))
         with torch.device("meta"):
             kind = type(AutoModelForImageTextToText.from_config(settings).model.visual)
-        names = {found[1]: name for name in source.names() if (found := _NAMES.fullmatch(name))}
+        names = {found[1]: name for name in source.names() if (found := ENCODER_NAMES.fullmatch(name))}
         visual, weights = kind.from_pretrained(
             None,
             config=settings.vision_config,
@@ -84,10 +84,17 @@ def load_encoder(
     multiply_by_ops(visual, ops)
     encoder = PictureEncoder(visual.eval(), patches, hidden_size, torch.device("cpu"))
     if not patches.support.refusal:
-        height, width = (cells * patches.support.cell for cells in CHECKED_CELLS)
-        shape = tuple(encoder(bytes(height * width * 3), height, width).shape)
-        if shape != (CHECKED_CELLS[0] * CHECKED_CELLS[1], encoder.width):
-            raise BadModel(
-                f"config.json: out_hidden_size of vision_config is not the text's hidden_size, {hidden_size}"
-            )
+        _try(encoder, patches.support.cell, hidden_size)
     return encoder, patches
+
+
+def _try(encoder: PictureEncoder, cell: int, hidden_size: int) -> None:
+    """Encodes a small picture. BadModel unless hidden states come out."""
+    (rows, columns), wanted = CHECKED_CELLS, f"the text's hidden_size, {hidden_size}"
+    pixels = bytes(i * 97 % 256 for i in range(rows * columns * cell * cell * 3))
+    states = encoder(pixels, rows * cell, columns * cell)
+    if tuple(states.shape) != (rows * columns, encoder.width):
+        raise BadModel(f"config.json: out_hidden_size of vision_config is not {wanted}")
+    if not bool(states.isfinite().all()):
+        reason = "what its encoder gives for a picture is not finite"
+        raise BadModel(f"{reason}: copy its files again, or say --dtype bfloat16 in the place of float16")

@@ -239,6 +239,24 @@ async def test_a_tail_that_was_not_named_is_not_noted_as_sent(pair: WorkerPair) 
     await pair.check_end(follower, LONG, prompt=PROMPT)
 
 
+async def test_a_history_that_is_named_in_part_brings_no_blocks(
+    pair: WorkerPair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They would not be the last ones that the call names, and the buddy would refuse it."""
+    follower = await pair.run(LONG, prompt=PROMPT)
+    owner = pair.a.worker.standby_owner
+    await until(lambda: owner.sequences.num_held_blocks > 0)
+    [[branch]] = [sequence.branches.values() for sequence in owner.sequences._sequences.values()]
+    branch.num_named = 0
+    monkeypatch.setattr(standby_owner, "MOST_NAMED", 1)
+    last = LastBlocks([SentBlock(branch.hashes[-1], bytes(pair.b.runner.info.bytes_per_block))])
+    failed = owner.num_failed
+    await owner._tell(owner._told[Incarnation(pair.b.incarnation)], FoundBlocks(branch, last))
+    assert owner.num_failed == failed
+    monkeypatch.undo()
+    await pair.check_end(follower, LONG, prompt=PROMPT)
+
+
 def call(pair: WorkerPair, number: int, content: bytes, name: bytes, full: bytes | None = None) -> StandbyRequest:
     info, first = pair.b.runner.info, BlockHash(b"0" * 16)
     blocks = [] if full is None else [SentBlock(first, full)]

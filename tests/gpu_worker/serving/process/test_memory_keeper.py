@@ -16,10 +16,11 @@ from gpu_worker.serving.process.memory_keeper import KEEPER_NAME
 
 NUM_BYTES = 64 << 20
 PROGRAM = f"""
-import socket, sys, time
+import ctypes, socket, sys, time
 from gpu_worker.serving.process.memory_keeper import keep_memory_for_last
 connection = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
 keep_memory_for_last()
+ctypes.CDLL(None).fflush(None)  # it takes the locks of all files, as `exit` does with some C libraries
 later = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
 memory = b"x" * {NUM_BYTES}
 later.sendall(b"ready")
