@@ -100,8 +100,8 @@ def test_a_matrix_in_parts_of_any_size_gives_the_same_bits(
     a, b = (torch.randn(shape).to(dtype) / 4 for shape in ((5, 32), (5, 320)))
     wide = Model(extension, 160)
 
-    def states_of(stack: tuple[Any, ...]) -> Tensor:
-        return wide.run(torch.arange(TOKENS), ((extension.Lora(2.0, [{"gate_up": stack}]), TOKENS),))
+    def states_of(stack: tuple[Any, ...], scale: float = 2.0) -> Tensor:
+        return wide.run(torch.arange(TOKENS), ((extension.Lora(scale, [{"gate_up": stack}]), TOKENS),))
 
     def states(*cuts: int) -> Tensor:
         parts = [weight(extension, b[:, first:end].contiguous()) for first, end in pairwise((0, *cuts, 320))]
@@ -112,6 +112,7 @@ def test_a_matrix_in_parts_of_any_size_gives_the_same_bits(
     assert not torch.equal(whole, wide.run(None, ()))
     for cuts in ((160,), (64, 128, 192, 256), (61,), (3,), (7, 8, 17, 63)):
         assert torch.equal(states(*cuts), whole)
+    assert torch.equal(states_of((weight(extension, a), ((weight(extension, b * 2), 0),)), 1.0), whole)
     ends = weight(extension, b[:, :160].contiguous()), weight(extension, b[:, 160:].contiguous())
     both = weight(extension, torch.cat((torch.zeros_like(a), a))), ((ends[0], 0), (ends[1], 160))
     alone = weight(extension, a), ((ends[1], 160),)
