@@ -125,8 +125,10 @@ void ExpertRun::make_states() {
     thread_.each(1, [&](std::int64_t) { group(); });
     thread_.each(num_tokens_ * e_.top, [&](std::int64_t pair) { gather(pair); });
     multiply(e_.gate_up, e_.gate_up_bias, gathered_, hidden_, gate_up_);
-    const std::int64_t pieces = (part_.inner.count + kPiece - 1) / kPiece;
-    thread_.each(num_tokens_ * e_.top * pieces, [&](std::int64_t piece) { activate(piece, pieces); });
+    const std::int64_t own = part_.inner.count;
+    const std::int64_t some = states_ == nullptr ? inputs_at_once(e_.down[0], own, kPiece) : kPiece;
+    const std::int64_t pieces = (own + some - 1) / some;
+    thread_.each(num_tokens_ * e_.top * pieces, [&](std::int64_t i) { activate(i / pieces, i % pieces * some, some); });
 }
 
 void ExpertRun::add_results(float* x) {
@@ -232,6 +234,8 @@ void ExpertRun::gather(std::int64_t pair) {
     switch (e_.gate_up[0].rounding) {
         case Rounding::k15Bits:
         case Rounding::k8Bits:
+        case Rounding::kToken15Bits:
+        case Rounding::kToken8Bits:
             return copy_column(rounded_.digits, token, grouped_.digits, column, blocks);
         case Rounding::kBf16:
             return copy_column(rounded_.bf16, token, grouped_.bf16, column, blocks);
@@ -267,10 +271,10 @@ void ExpertRun::multiply(const Stack& weights, const TensorRef& bias, const floa
     });
 }
 
-void ExpertRun::activate(std::int64_t piece, std::int64_t pieces) {
-    const std::int64_t pair = piece / pieces, column = columns_[pair], from = piece % pieces * kPiece;
+void ExpertRun::activate(std::int64_t pair, std::int64_t from, std::int64_t some) {
+    const std::int64_t column = columns_[pair];
     const auto [first, own] = part_.inner;
-    const std::int64_t count = own - from < kPiece ? own - from : kPiece;
+    const std::int64_t count = own - from < some ? own - from : some;
     const float* gate = gate_up_ + column * 2 * own + from;
     float* to = (states_ == nullptr ? activated_ + column * inner_ : states_ + pair * inner_) + first + from;
     if (e_.alpha != 0) {

@@ -70,7 +70,7 @@ class ExpertRun {
     void group();
     void gather(std::int64_t pair);
     void multiply(const Stack& weights, const TensorRef& bias, const float* from, std::int64_t cols, float* to);
-    void activate(std::int64_t piece, std::int64_t pieces);
+    void activate(std::int64_t pair, std::int64_t from, std::int64_t some);
     void take_states(std::int64_t pair);
     void make_shared_states();
     void multiply_shared();

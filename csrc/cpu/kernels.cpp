@@ -106,7 +106,8 @@ bool agree(const Kernels& one, const Kernels& other) {
     }
     std::vector<InputBlock> digits(2 * kInputColumns * kCols / kBlock);
     std::vector<Bf16Block> bf16(digits.size());
-    for (const Rounding rounding : {Rounding::k15Bits, Rounding::k8Bits, Rounding::kBf16}) {
+    for (const Rounding rounding :
+         {Rounding::k15Bits, Rounding::k8Bits, Rounding::kBf16, Rounding::kToken15Bits, Rounding::kToken8Bits}) {
         for (std::int64_t c = 0; c < kColumns && rounding != Rounding::kBf16; ++c) {
             one.to_digits(x.data() + c * kCols, kCols, rounding, digits.data() + input_at(c, kCols / kBlock));
         }
@@ -115,7 +116,7 @@ bool agree(const Kernels& one, const Kernels& other) {
         }
         for (int i = static_cast<int>(Format::kQ8); i < kNumFormats; ++i) {
             const auto format = static_cast<Format>(i);
-            if ((format == Format::kBf16Pairs) != (rounding == Rounding::kBf16)) {
+            if (!takes(format, rounding)) {
                 continue;
             }
             std::vector<float> results[2];

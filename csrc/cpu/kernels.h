@@ -18,9 +18,13 @@ struct alignas(16) InputBlock {
     float scale;
     float scaled_sum;        // the sum of all rounded values
     std::int32_t sum;        // the sum of the numbers
-    std::int32_t first_sum;  // of the first half of them
+    std::int32_t first_sum;  // of the first half of them; where a token has one scale, of all since its chunk began
 };
+// Where rows and tokens have one scale each, the products of so many blocks are summed up before they become floats:
+// more would not fit 32 bits.
+constexpr std::int64_t kChunkBlocks = 32;
 constexpr std::int32_t kDigit = 128, kLargestDigit = 127, kLargestNumber = kLargestDigit * kDigit;
+static_assert(kChunkBlocks * kBlock * 128 * kLargestNumber < std::int64_t{1} << 31);
 
 // 32 inputs in bfloat16.
 struct alignas(64) Bf16Block {
@@ -152,6 +156,7 @@ struct Kernels {
     void (*linear)(const LinearJob& job, std::int64_t first_row, std::int64_t end_row, float* scratch);
     std::int64_t (*linear_scratch)(const LinearJob& job);  // floats
     Division (*division)(const Weight& weight, std::int64_t columns);
+    // Where a token has one scale, `count` is all of its inputs.
     void (*to_digits)(const float* x, std::int64_t count, Rounding rounding, InputBlock* to);
     void (*to_bf16_blocks)(const float* x, std::int64_t count, Bf16Block* to);
     void (*weight_row)(const Weight& weight, std::int64_t row, float* out);

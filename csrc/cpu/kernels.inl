@@ -37,6 +37,8 @@ namespace {
 
 #include "linear_digits.inl"
 
+#include "linear_rows.inl"
+
 #include "linear_bf16.inl"
 
 #include "linear_dense.inl"

@@ -40,19 +40,27 @@ inline std::int64_t num_blocks(std::int64_t columns, std::int64_t cols) {
     return input_at((columns + kInputColumns - 1) / kInputColumns * kInputColumns, cols / kBlock);
 }
 
-// Rounds `count` inputs of a column, the first of them x[first], as `weight` takes them. Both are multiples of kBlock.
+// Rounds `count` inputs of a column, the first of them x[first], as `weight` takes them. Both are multiples of kBlock;
+// where a token has one scale, all inputs are rounded at once (inputs_at_once).
 inline void round_inputs(const Weight& weight, const float* x, std::int64_t column, std::int64_t first,
                          std::int64_t count, const Inputs& to) {
     const std::int64_t block = input_at(column, weight.cols / kBlock) + first / kBlock * kInputColumns;
     switch (weight.rounding) {
         case Rounding::k15Bits:
         case Rounding::k8Bits:
+        case Rounding::kToken15Bits:
+        case Rounding::kToken8Bits:
             return kernels().to_digits(x + first, count, weight.rounding, to.digits + block);
         case Rounding::kBf16:
             return kernels().to_bf16_blocks(x + first, count, to.bf16 + block);
         case Rounding::kNone:
             return;
     }
+}
+
+// How many of a token's `count` inputs one thread makes and rounds at once, if `some` of them would be best.
+inline std::int64_t inputs_at_once(const Weight& weight, std::int64_t count, std::int64_t some) {
+    return is_of_tokens(weight.rounding) ? count : some;
 }
 
 inline void run_linear(PoolThread& thread, int threads, const LinearJob& job) {

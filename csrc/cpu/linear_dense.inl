@@ -146,8 +146,11 @@ void packed_rows(const LinearJob& job, std::int64_t first_row, std::int64_t end_
                                      : exact_rows<kFormat, Rows>(job, first_row, end_row, scratch);
     } else if constexpr (kFormat == Format::kBf16Pairs) {
         bf16_rows(job, first_row, end_row, scratch);
+    } else if constexpr (has_row_scales(kFormat)) {
+        has_8_bits(job.weight.rounding) ? scaled_rows<1>(job, first_row, end_row, scratch)
+                                        : scaled_rows<2>(job, first_row, end_row, scratch);
     } else {
-        const bool one = job.weight.rounding == Rounding::k8Bits;
+        const bool one = has_8_bits(job.weight.rounding);
         one ? digit_rows<kFormat, 1>(job, first_row, end_row, scratch)
             : digit_rows<kFormat, 2>(job, first_row, end_row, scratch);
     }
@@ -202,7 +205,7 @@ Division division(const Weight& weight, std::int64_t columns) {
         return panels_division(weight, columns);
     }
     if (weight.format != Format::kBf16Pairs || weight.rounding == Rounding::kNone) {
-        return {kGroupRows, most_rows, columns};
+        return {has_row_scales(weight.format) ? kRowTiles * kGroupRows : kGroupRows, most_rows, columns};
     }
 #if defined(OCTAVO_TILES)
     if (columns > kFewColumns) {

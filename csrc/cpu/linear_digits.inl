@@ -109,7 +109,7 @@ inline const std::uint8_t* spread_codes(const std::uint8_t* codes, std::uint8_t*
 template <Format kFormat>
 inline const std::uint8_t* spread(const Part<kFormat>& at, std::int64_t block, std::uint8_t* room) {
     const std::uint8_t* numbers = at.numbers(block);
-    if (kFormat == Format::kQ8) {
+    if (has_bytes(kFormat)) {
         return numbers;
     }
     constexpr std::int64_t kHalf = numbers_bytes(kFormat);

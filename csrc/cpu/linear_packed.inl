@@ -36,11 +36,12 @@ struct Part {
     static constexpr std::int64_t kHigh = high_bytes(kFormat), kScales = scale_bytes(kFormat);
     static constexpr std::int64_t kBlocks = columns_of(kFormat) / kBlock;
     const std::uint8_t* group;
-    std::int64_t place;
+    std::int64_t place, blocks;
 
     Part(const Weight& weight, std::int64_t row)
-        : group(static_cast<const std::uint8_t*>(weight.data) + row / kGroupRows * (weight.cols / kBlock) * kBytes),
-          place(row % kGroupRows) {}
+        : group(static_cast<const std::uint8_t*>(weight.data) + row / kGroupRows * group_bytes(kFormat, weight.cols)),
+          place(row % kGroupRows),
+          blocks(weight.cols / kBlock) {}
     const std::uint8_t* numbers(std::int64_t block) const {
         return superblock(block) + block % kBlocks * kNumbers + place * 4;
     }
@@ -58,6 +59,8 @@ struct Part {
     const std::uint8_t* byte_scales(std::int64_t block) const {
         return superblock(block) + kBlocks * (kNumbers + kHigh) + block % kBlocks * kScales + place;
     }
+    // Behind all blocks: one for each row.
+    const float* row_scales() const { return reinterpret_cast<const float*>(group + blocks * kBytes) + place; }
     const std::uint8_t* steps(std::int64_t block) const {
         return superblock(block) + kBlocks * (kNumbers + kHigh + kScales) + place * 2;
     }
@@ -70,6 +73,9 @@ struct Part {
 // products of 11 and 8 bits.
 template <Format kFormat, typename R>
 inline typename R::F scale_of(const Part<kFormat>& at, std::int64_t block, int half = 0) {
+    if (has_row_scales(kFormat)) {
+        return R::load(at.row_scales());
+    }
     if (!has_superblocks(kFormat)) {
         return R::halves(at.scales(block));
     }
@@ -107,7 +113,7 @@ inline void decode_block(const Part<kFormat>& at, std::int64_t block, Take take)
         return;
     }
     const F scale = scale_of<kFormat, R>(at, block);
-    if (kFormat == Format::kQ8) {
+    if (has_bytes(kFormat)) {
 #pragma GCC unroll 32
         for (int k = 0; k < kBlock; ++k) {
             const F number = R::pick(at.numbers(block) + k / 4 * 64, static_cast<std::uint32_t>(k % 4 * 8), 255);
@@ -254,44 +260,82 @@ void packed_row(const Weight& weight, std::int64_t row, float* out) {
     }
 }
 
-void to_digits(const float* x, std::int64_t count, Rounding rounding, InputBlock* to) {
-    const bool one = rounding == Rounding::k8Bits;
-    const float top_number = one ? kLargestDigit : kLargestNumber;
-    constexpr float kLeastStep = std::numeric_limits<float>::min();  // smaller ones would have no inverse
-    const float least_top = top_number * kLeastStep;
+// 32 inputs times `by` as whole numbers, in digits.
+inline void put_digits(const float* x, F8 by, bool one, InputBlock& to) {
+    F8 low[4];
+    for (int i = 0; i < 4; ++i) {
+        low[i] = round8(mul8(load8(x + 8 * i), by));
+    }
+    Sums high_sums{};
+    if (one) {
+        std::memset(to.high, 0, sizeof to.high);
+    } else {
+        F8 high[4];
+        for (int i = 0; i < 4; ++i) {
+            high[i] = round8(mul8(low[i], set8(1.0F / kDigit)));
+            low[i] = fma8(high[i], set8(-kDigit), low[i]);
+        }
+        high_sums = store32_i8(to.high, high);
+    }
+    const Sums low_sums = store32_i8(to.low, low);
+    const auto sum = [](std::int32_t highs, std::int32_t lows) {  // of a block with a NaN it is any number
+        return static_cast<std::int32_t>(kDigit * static_cast<std::uint32_t>(highs) + static_cast<std::uint32_t>(lows));
+    };
+    to.sum = sum(high_sums.all, low_sums.all);
+    to.first_sum = sum(high_sums.first, low_sums.first);
+}
+
+// The step of inputs in float32 and what they are multiplied with, of which the largest has `top_number` steps.
+struct Steps {
+    F8 top = zero8(), odd = zero8();
+
+    void see(F8 x) {
+        top = max8(top, abs8(x));
+        odd = fma8(x, zero8(), odd);  // NaN if an input is NaN or infinite
+    }
+    bool finite() const { return same8(odd, odd) == 255; }
+    float most(float top_number) const {
+        constexpr float kLeastStep = std::numeric_limits<float>::min();  // smaller ones would have no inverse
+        const float largest = top8(top), least_top = top_number * kLeastStep;
+        return largest < least_top ? least_top : largest;
+    }
+};
+
+// With one scale for all. What is not finite must show, and nothing else of it may: its digits are zeros.
+void to_token_digits(const float* x, std::int64_t count, bool one, float top_number, InputBlock* to) {
+    Steps steps;
+    for (std::int64_t i = 0; i < count; i += 8) {
+        steps.see(load8(x + i));
+    }
+    const bool finite = steps.finite();
+    const float most = steps.most(top_number), scale = finite ? most / top_number : kNotANumber;
+    const F8 by = set8(top_number / most);
     for (std::int64_t block = 0; block < count / kBlock; ++block, x += kBlock, to += kInputColumns) {
-        F8 values[4], top = zero8(), odd = zero8();
-        for (int i = 0; i < 4; ++i) {
-            values[i] = load8(x + 8 * i);
-            top = max8(top, abs8(values[i]));
-            odd = fma8(values[i], zero8(), odd);  // NaN if an input is NaN or infinite
-        }
-        const float largest = top8(top), steps = largest < least_top ? least_top : largest;
-        const F8 by = set8(top_number / steps);
-        F8 low[4];
-        for (int i = 0; i < 4; ++i) {
-            low[i] = round8(mul8(values[i], by));
-        }
-        Sums high_sums{};
-        if (one) {
-            std::memset(to->high, 0, sizeof to->high);
+        if (finite) {
+            put_digits(x, by, one, *to);
         } else {
-            F8 high[4];
-            for (int i = 0; i < 4; ++i) {
-                high[i] = round8(mul8(low[i], set8(1.0F / kDigit)));
-                low[i] = fma8(high[i], set8(-kDigit), low[i]);
-            }
-            high_sums = store32_i8(to->high, high);
+            *to = {};
         }
-        const Sums low_sums = store32_i8(to->low, low);
-        const auto sum = [](std::int32_t highs, std::int32_t lows) {  // of a block with a NaN it is any number
-            return static_cast<std::int32_t>(kDigit * static_cast<std::uint32_t>(highs) +
-                                             static_cast<std::uint32_t>(lows));
-        };
-        to->sum = sum(high_sums.all, low_sums.all);
-        to->first_sum = sum(high_sums.first, low_sums.first);
-        const bool finite = same8(odd, odd) == 255;  // what is not must show
-        to->scale = finite ? steps / top_number : kNotANumber;
+        to->scale = scale;
+        to->scaled_sum = scale * static_cast<float>(to->sum);
+        to->first_sum = to->sum + (block % kChunkBlocks == 0 ? 0 : (to - kInputColumns)->first_sum);
+    }
+}
+
+void to_digits(const float* x, std::int64_t count, Rounding rounding, InputBlock* to) {
+    const bool one = has_8_bits(rounding);
+    const auto top_number = static_cast<float>(one ? kLargestDigit : kLargestNumber);
+    if (is_of_tokens(rounding)) {
+        return to_token_digits(x, count, one, top_number, to);
+    }
+    for (std::int64_t block = 0; block < count / kBlock; ++block, x += kBlock, to += kInputColumns) {
+        Steps steps;
+        for (int i = 0; i < 4; ++i) {
+            steps.see(load8(x + 8 * i));
+        }
+        const float most = steps.most(top_number);
+        put_digits(x, set8(top_number / most), one, *to);
+        to->scale = steps.finite() ? most / top_number : kNotANumber;  // what is not must show
         to->scaled_sum = to->scale * static_cast<float>(to->sum);
     }
 }

@@ -41,8 +41,9 @@ inline void spread_block(const Weight& weight, std::int64_t row, std::int64_t bl
     }
 }
 
-// The sums of products of kCount pairs, from pair kFirst on, of kColumns columns and 16 rows.
-template <int kFirst, int kCount, int kColumns>
+// The sums of products of kCount pairs, from pair kFirst on, of kColumns columns and 16 rows. kMore: added to what
+// `dots` are.
+template <int kFirst, int kCount, int kColumns, bool kMore = false>
 __attribute__((always_inline)) inline void wide_dots(const WideBlock& weights, const WideInputs* x,
                                                      Whole8 (&dots)[kColumns][2]) {
 #pragma GCC unroll 16
@@ -52,8 +53,8 @@ __attribute__((always_inline)) inline void wide_dots(const WideBlock& weights, c
         for (int c = 0; c < kColumns; ++c) {
             const Pairs8 input = same_pairs(x[c].x[k]);
             const Whole8 one = times8(first, input), other = times8(second, input);
-            dots[c][0] = k == kFirst ? one : add8(dots[c][0], one);
-            dots[c][1] = k == kFirst ? other : add8(dots[c][1], other);
+            dots[c][0] = k == kFirst && !kMore ? one : add8(dots[c][0], one);
+            dots[c][1] = k == kFirst && !kMore ? other : add8(dots[c][1], other);
             as_is(dots[c][0]);  // else compilers make all products before they add any
             as_is(dots[c][1]);
         }
@@ -94,6 +95,40 @@ __attribute__((noinline)) void wide_tile(const WideBlock* weights, const WideInp
     }
 }
 
+// Adds the products of `count` blocks to the whole sums of kColumns columns of a group, [kColumns][kGroupRows].
+template <int kColumns>
+__attribute__((noinline)) void whole_tile(const WideBlock* weights, const WideInputs* x, std::int64_t count,
+                                          std::int32_t* sums) {
+    Whole8 dots[kColumns][2];
+#pragma GCC unroll 4
+    for (int c = 0; c < kColumns; ++c) {
+        dots[c][0] = load8_whole(sums + c * kGroupRows);
+        dots[c][1] = load8_whole(sums + c * kGroupRows + 8);
+    }
+    for (; count > 0; --count, ++weights, x += kColumns) {
+        wide_dots<0, 16, kColumns, true>(*weights, x, dots);
+    }
+#pragma GCC unroll 4
+    for (int c = 0; c < kColumns; ++c) {
+        store8_whole(sums + c * kGroupRows, dots[c][0]);
+        store8_whole(sums + c * kGroupRows + 8, dots[c][1]);
+    }
+}
+
+// Adds the whole sums of a chunk, and leaves zeros. With the last chunk's come the scales.
+inline void add_chunk(const Weight& weight, std::int64_t row, const InputBlock& input, bool last, std::int32_t* whole,
+                      float* sums) {
+    for (int part = 0; part < 2; ++part) {
+        F8 sum = add8(load8(sums + 8 * part), to_float8(load8_whole(whole + 8 * part)));
+        if (last) {
+            const F8 scale = scale_of<Format::kQ8Rows, Rows8>(Part<Format::kQ8Rows>(weight, row + 8 * part), 0);
+            sum = mul8(mul8(sum, set8(input.scale)), scale);
+        }
+        store8(sums + 8 * part, sum);
+    }
+    std::memset(whole, 0, kGroupRows * sizeof *whole);
+}
+
 // Takes the sums of a group, and leaves zeros.
 inline void put_sums(const LinearJob& job, std::int64_t column, std::int64_t row, float* sums) {
     put_tile<Rows8>(job, column, row, load8(sums));
@@ -105,9 +140,10 @@ inline void put_sums(const LinearJob& job, std::int64_t column, std::int64_t row
 }
 
 struct WideSpace {
-    WideBlock* panel;  // [kWideBlocks]
-    float* sums;       // [kWideSlab, kGroupRows], zeros between groups
-    WideInputs* x;     // [tiles of columns, blocks, columns of the tile]
+    WideBlock* panel;     // [kWideBlocks]
+    float* sums;          // [kWideSlab, kGroupRows], zeros between groups
+    std::int32_t* whole;  // the same of chunks, zeros between these
+    WideInputs* x;        // [tiles of columns, blocks, columns of the tile]
 };
 
 template <Format kFormat>
@@ -137,7 +173,18 @@ void wide_slab(const LinearJob& job, std::int64_t row, std::int64_t end, std::in
             each_columns<kWideColumns>(last - first, [&](auto width, std::int64_t column) {
                 constexpr int kColumns = decltype(width)::kColumns;
                 const WideInputs* x = space.x + column * blocks + block * kColumns;
-                wide_tile<kFormat, kColumns>(space.panel, x, count, space.sums + column * kGroupRows);
+                if constexpr (has_row_scales(kFormat)) {
+                    static_assert(kChunkBlocks % kWideBlocks == 0);
+                    const bool ends = block + count == blocks;
+                    whole_tile<kColumns>(space.panel, x, count, space.whole + column * kGroupRows);
+                    for (int c = 0; c < kColumns && (ends || (block + count) % kChunkBlocks == 0); ++c) {
+                        const std::int64_t at = (column + c) * kGroupRows;
+                        const InputBlock& input = job.digits[input_at(first + column + c, blocks)];
+                        add_chunk(job.weight, row, input, ends, space.whole + at, space.sums + at);
+                    }
+                } else {
+                    wide_tile<kFormat, kColumns>(space.panel, x, count, space.sums + column * kGroupRows);
+                }
                 for (int c = 0; c < kColumns && block + count == blocks; ++c) {
                     put_sums(job, first + column + c, row, space.sums + (column + c) * kGroupRows);
                 }
@@ -152,8 +199,9 @@ void wide_rows(const LinearJob& job, std::int64_t row, std::int64_t end, std::in
     WideSpace space;
     space.panel = reinterpret_cast<WideBlock*>((reinterpret_cast<std::uintptr_t>(scratch) + 63) / 64 * 64);
     space.sums = reinterpret_cast<float*>(space.panel + kWideBlocks);
-    space.x = reinterpret_cast<WideInputs*>(space.sums + kWideSlab * kGroupRows);
-    std::memset(space.sums, 0, kWideSlab * kGroupRows * 4);
+    space.whole = reinterpret_cast<std::int32_t*>(space.sums + kWideSlab * kGroupRows);
+    space.x = reinterpret_cast<WideInputs*>(space.whole + kWideSlab * kGroupRows);
+    std::memset(space.sums, 0, 2 * kWideSlab * kGroupRows * 4);
     for (; column < job.columns; column += kWideSlab) {
         const std::int64_t last = column + kWideSlab < job.columns ? column + kWideSlab : job.columns;
         wide_slab<kFormat>(job, row, end, column, last, space);
@@ -164,5 +212,5 @@ std::int64_t wide_scratch(const LinearJob& job) {
     const std::int64_t columns = job.columns < kWideSlab ? job.columns : kWideSlab;
     const std::int64_t panel = 64 + kWideBlocks * static_cast<std::int64_t>(sizeof(WideBlock));
     const std::int64_t inputs = columns * (job.weight.cols / kBlock) * static_cast<std::int64_t>(sizeof(WideInputs));
-    return (panel + inputs) / 4 + kWideSlab * kGroupRows;
+    return (panel + inputs) / 4 + 2 * kWideSlab * kGroupRows;
 }

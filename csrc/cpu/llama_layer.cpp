@@ -86,10 +86,11 @@ void Llama::Run::run_mlp(std::size_t index) {
 
 void Llama::Run::activate(const Stack& next) {
     const auto [start, size] = share_.inner;
-    const std::int64_t pieces = (size + kPiece - 1) / kPiece;
+    const std::int64_t piece = share_.team == nullptr ? inputs_at_once(next.front(), size, kPiece) : kPiece;
+    const std::int64_t pieces = (size + piece - 1) / piece;
     each(num_tokens_ * pieces, [&, first = start, own = size](std::int64_t i) {
-        const std::int64_t t = i / pieces, from = i % pieces * kPiece;
-        const std::int64_t count = own - from < kPiece ? own - from : kPiece;
+        const std::int64_t t = i / pieces, from = i % pieces * piece;
+        const std::int64_t count = own - from < piece ? own - from : piece;
         const float* gate = gate_up_ + t * gate_up_row() + from;
         (s_.gelu ? gelu_mul : k_.silu_mul)(gate, gate + own, count, inner_ + t * s_.inner + first + from);
         if (share_.team == nullptr) {

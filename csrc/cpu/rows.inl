@@ -181,6 +181,13 @@ struct Rows16 {
         return _mm512_permutexvar_ps(_mm512_srlv_epi32(piece(p), _mm512_set1_epi32(static_cast<int>(shift))), numbers);
     }
 
+    // Four bytes in all places.
+    static __m512i four(const void* p) {
+        std::int32_t bytes;
+        std::memcpy(&bytes, p, 4);
+        return _mm512_set1_epi32(bytes);
+    }
+
     using Pair = __m512i;
     static Pair pair(const std::uint8_t* p) { return piece(p); }
     static F first(Pair w) { return _mm512_castsi512_ps(_mm512_slli_epi32(w, 16)); }
@@ -288,11 +295,6 @@ struct Rows16 {
 
   private:
     static __m512i piece(const std::uint8_t* p) { return _mm512_loadu_si512(p); }
-    static __m512i four(const void* p) {
-        std::int32_t bytes;
-        std::memcpy(&bytes, p, 4);
-        return _mm512_set1_epi32(bytes);
-    }
 
     // Makes up for numbers of half a block that are `offset` larger than they should be.
     template <int kHalf, typename SumsOf>

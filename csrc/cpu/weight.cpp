@@ -33,8 +33,8 @@ struct Place {
 };
 
 Place place(std::uint8_t* packed, Format format, std::int64_t cols, std::int64_t row, std::int64_t block) {
-    const std::int64_t place = row % kGroupRows, blocks = row / kGroupRows * (cols / kBlock) + block;
-    std::uint8_t* numbers = packed + blocks * block_bytes(format);
+    const std::int64_t place = row % kGroupRows;
+    std::uint8_t* numbers = packed + row / kGroupRows * group_bytes(format, cols) + block * block_bytes(format);
     std::uint8_t* high = numbers + numbers_bytes(format);
     std::uint8_t* scales = high + high_bytes(format);
     return {scales + place * 2, scales + (kGroupRows + place) * 2, numbers + place * 4, high + place * 4};
@@ -59,6 +59,13 @@ Four fifth_bits(const std::uint8_t* gguf) {
     return word;
 }
 
+// 32 signed bytes, as unsigned ones of which each is larger by 128.
+void put_bytes(std::uint8_t* to, const std::uint8_t* from) {
+    for (std::int64_t i = 0; i < kBlock; ++i) {
+        to[i / 4 * kGroupRows * 4 + i % 4] = from[i] ^ 0x80U;
+    }
+}
+
 void put_block(const Place& to, const std::uint8_t* from, Format format) {
     std::memcpy(to.scale, from, 2);
     if (has_minimums(format)) {
@@ -67,12 +74,11 @@ void put_block(const Place& to, const std::uint8_t* from, Format format) {
         std::memcpy(to.minimum, minimum, 2);
     }
     const std::uint8_t* numbers = from + gguf_numbers(format);
+    if (has_bytes(format)) {
+        return put_bytes(to.numbers, numbers);
+    }
     for (std::int64_t piece = 0; piece < numbers_bytes(format) / (kGroupRows * 4); ++piece) {
-        std::uint8_t* bytes = to.numbers + piece * kGroupRows * 4;
-        std::memcpy(bytes, numbers + piece * 4, 4);
-        for (int i = 0; format == Format::kQ8 && i < 4; ++i) {
-            bytes[i] ^= 0x80U;
-        }
+        std::memcpy(to.numbers + piece * kGroupRows * 4, numbers + piece * 4, 4);
     }
     if (high_bits(format) == 1) {
         const Four word = fifth_bits(numbers - 4);
@@ -176,6 +182,15 @@ void put_superblock(std::uint8_t* to, std::int64_t place, const std::uint8_t* fr
     }
 }
 
+// A row of kQ8Rows: its scale, and a signed byte for each column.
+void put_row(std::uint8_t* group, std::int64_t place, std::int64_t cols, const std::uint8_t* from) {
+    constexpr std::int64_t kBytes = block_bytes(Format::kQ8Rows);
+    for (std::int64_t block = 0; block < cols / kBlock; ++block) {
+        put_bytes(group + block * kBytes + place * 4, from + 4 + block * kBlock);
+    }
+    std::memcpy(group + cols / kBlock * kBytes + place * 4, from, 4);
+}
+
 // One block of values as GGUF's quantizer rounds it: Q8_0 by the largest magnitude, Q4_0 by the largest with its sign.
 void round_block(const float* values, Format format, std::uint8_t* gguf) {
     float largest = 0;
@@ -218,7 +233,7 @@ std::int64_t packed_bytes(Format format, std::int64_t rows, std::int64_t cols) {
     check_sizes(rows, cols);
     require(cols % columns_of(format) == 0, "cols",
             has_superblocks(format) ? "must be a multiple of 256" : "must be a multiple of 32");
-    return volume({(rows + kGroupRows - 1) / kGroupRows, cols / kBlock, block_bytes(format)});
+    return volume({(rows + kGroupRows - 1) / kGroupRows, group_bytes(format, cols)});
 }
 
 TensorRef memory_of(const Weight& weight) {
@@ -235,23 +250,34 @@ TensorRef memory_of(const Weight& weight) {
 }
 
 const char* name_of(Rounding rounding) {
-    constexpr const char* kNames[] = {"float32", "15 bits", "8 bits", "bfloat16"};  // in the order of Rounding
+    // In the order of Rounding.
+    constexpr const char* kNames[] = {"float32", "15 bits", "8 bits", "bfloat16", "15 bits a token", "8 bits a token"};
     return kNames[static_cast<int>(rounding)];
 }
 
-Rounding rounding_named(const char* name, Format format) {
-    const bool plain = format < Format::kQ8, pairs = format == Format::kBf16Pairs;
-    if (*name == '\0') {
-        return plain ? Rounding::kNone : pairs ? Rounding::kBf16 : Rounding::k15Bits;
+bool takes(Format format, Rounding rounding) {
+    if (rounding == Rounding::kNone || format < Format::kQ8) {
+        return rounding == Rounding::kNone;
     }
-    for (const Rounding some : {Rounding::kNone, Rounding::k15Bits, Rounding::k8Bits, Rounding::kBf16}) {
+    return format == Format::kBf16Pairs ? rounding == Rounding::kBf16
+                                        : has_digits(rounding) && is_of_tokens(rounding) == has_row_scales(format);
+}
+
+Rounding rounding_named(const char* name, Format format) {
+    if (*name == '\0') {
+        return format < Format::kQ8           ? Rounding::kNone
+               : format == Format::kBf16Pairs ? Rounding::kBf16
+               : has_row_scales(format)       ? Rounding::kToken15Bits
+                                              : Rounding::k15Bits;
+    }
+    for (const Rounding some : {Rounding::kNone, Rounding::k15Bits, Rounding::k8Bits, Rounding::kBf16,
+                                Rounding::kToken15Bits, Rounding::kToken8Bits}) {
         if (std::strcmp(name, name_of(some)) == 0) {
-            const bool fits = some == Rounding::kNone || (!plain && pairs == (some == Rounding::kBf16));
-            require(fits, "inputs", "are not rounded so for weights of this format");
+            require(takes(format, some), "inputs", "are not rounded so for weights of this format");
             return some;
         }
     }
-    require(false, "inputs", "must be float32, bfloat16, 15 bits or 8 bits");
+    require(false, "inputs", "must be float32, bfloat16, 15 bits, 8 bits, 15 bits a token or 8 bits a token");
     return Rounding::kNone;
 }
 
@@ -268,20 +294,25 @@ Weight make_weight(const TensorRef& data, Format format, std::int64_t rows, std:
 
 void repack(const TensorRef& packed, const TensorRef& gguf, Format format, std::int64_t rows, std::int64_t cols) {
     const std::int64_t bytes = shape_of(format).gguf_bytes;
-    if (bytes == 0) {
+    if (bytes == 0 && !has_row_scales(format)) {
         throw ArgumentError("format", std::string(name_of(format)) + " is none that GGUF has");
     }
     check_packed(packed, format, rows, cols);
     const std::int64_t columns = columns_of(format), blocks = cols / columns;
-    expect(gguf, "gguf", {rows, blocks * bytes}, DType::kU8);
+    expect(gguf, "gguf", {rows, has_row_scales(format) ? 4 + cols : blocks * bytes}, DType::kU8);
     expect_apart(packed, "packed", {&gguf});
     auto* to = packed.as<std::uint8_t>();
     std::memset(to, 0, static_cast<std::size_t>(packed.shape[0]));
     Pool::instance().run([&](PoolThread& thread) {
         thread.each((rows + kGroupRows - 1) / kGroupRows, [&](std::int64_t group) {
             for (std::int64_t row = group * kGroupRows; row < std::min(rows, (group + 1) * kGroupRows); ++row) {
+                const std::uint8_t* whole = gguf.as<std::uint8_t>() + row * gguf.stride[0];
+                if (has_row_scales(format)) {
+                    put_row(to + group * group_bytes(format, cols), row % kGroupRows, cols, whole);
+                    continue;
+                }
                 for (std::int64_t block = 0; block < blocks; ++block) {
-                    const std::uint8_t* from = gguf.as<std::uint8_t>() + row * gguf.stride[0] + block * bytes;
+                    const std::uint8_t* from = whole + block * bytes;
                     if (columns == kBlock) {
                         put_block(place(to, format, cols, row, block), from, format);
                     } else {

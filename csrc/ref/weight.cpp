@@ -40,13 +40,18 @@ double superblock_at(const Weight& weight, std::int64_t row, std::int64_t col) {
 
 double packed_at(const Weight& weight, std::int64_t row, std::int64_t col) {
     const std::int64_t place = row % kGroupRows, i = col % kBlock;
-    const std::int64_t block = row / kGroupRows * (weight.cols / kBlock) + col / kBlock;
-    const auto* first = static_cast<const std::uint8_t*>(weight.data) + block * block_bytes(weight.format);
+    const auto* group =
+        static_cast<const std::uint8_t*>(weight.data) + row / kGroupRows * group_bytes(weight.format, weight.cols);
+    const auto* first = group + col / kBlock * block_bytes(weight.format);
     if (weight.format == Format::kBf16Pairs) {
         return read(first + i / 2 * 64 + place * 4 + i % 2 * 2, DType::kBF16);
     }
     if (has_superblocks(weight.format)) {
         return superblock_at(weight, row, col);
+    }
+    if (weight.format == Format::kQ8Rows) {
+        const auto* scales = group + weight.cols / kBlock * block_bytes(weight.format);
+        return read(scales + place * 4, DType::kF32) * (first[i / 4 * 64 + place * 4 + i % 4] - 128);
     }
     const auto* high = first + numbers_bytes(weight.format);
     const auto* scales = high + high_bytes(weight.format);
@@ -81,15 +86,15 @@ double weight_at(const Weight& weight, std::int64_t row, std::int64_t col) {
     return read(static_cast<const char*>(weight.data) + (row * weight.stride + col) * size_of(dtype), dtype);
 }
 
-// Inputs as a rounded product sees them: per 32 the largest becomes `most`, and all are whole numbers of that step.
-// Where a step ends is decided in float32, as the kernels decide it.
-void round_inputs(std::vector<double>& x, float most) {
-    for (std::size_t first = 0; first < x.size(); first += kBlock) {
+// Inputs as a rounded product sees them: of each `some` the largest becomes `most`, and all are whole numbers of that
+// step. Where a step ends is decided in float32, as the kernels decide it.
+void round_inputs(std::vector<double>& x, std::size_t some, float most) {
+    for (std::size_t first = 0; first < x.size(); first += some) {
         float top = most * std::numeric_limits<float>::min();  // smaller steps have no inverse
-        for (std::size_t i = first; i < first + kBlock; ++i) {
+        for (std::size_t i = first; i < first + some; ++i) {
             top = std::fmax(top, std::fabs(static_cast<float>(x[i])));
         }
-        for (std::size_t i = first; i < first + kBlock; ++i) {
+        for (std::size_t i = first; i < first + some; ++i) {
             const float number = std::nearbyint(static_cast<float>(x[i]) * (most / top));
             x[i] = static_cast<double>(number) * static_cast<double>(top / most);
         }
@@ -106,7 +111,8 @@ void linear(const TensorRef& out, const TensorRef& x, const Weight& weight, cons
             input[static_cast<std::size_t>(col)] = get(x, token, col);
         }
         if (has_digits(weight.rounding)) {
-            round_inputs(input, weight.rounding == Rounding::k8Bits ? 127 : 127 * 128);
+            round_inputs(input, is_of_tokens(weight.rounding) ? input.size() : kBlock,
+                         has_8_bits(weight.rounding) ? 127 : 127 * 128);
         }
         if (weight.rounding == Rounding::kBf16) {
             for (double& value : input) {

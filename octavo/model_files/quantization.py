@@ -85,6 +85,20 @@ def has_integers(content: Mapping[str, Any]) -> bool:
     return content["quant_method"] in ("awq", "gptq") or any(each["weights"].get("type") == "int" for each in groups)
 
 
+def rounds_inputs(config: Mapping[str, Any]) -> bool:
+    """Whether the checkpoint says that products round their inputs to whole numbers of 8 bits, with a scale for each
+    token, as every reader of it does (W8A8 of compressed-tensors). `config` is config.json without an obstacle."""
+    content = config.get("quantization_config")
+    groups = _groups(content) if content is not None else []
+    return bool(groups) and all(map(_rounds_inputs, groups))
+
+
+def _rounds_inputs(group: Mapping[str, Any]) -> bool:
+    inputs = group.get("input_activations") or {}
+    said = [inputs.get(name) for name in ("type", "num_bits", "strategy", "dynamic")]
+    return said == ["int", 8, "token", True] and inputs.get("symmetric", True) is True
+
+
 def has_zeros(content: Mapping[str, Any]) -> bool:
     """Whether codes have zero points beside the middle."""
     is_awq = content["quant_method"] == "awq"

@@ -21,11 +21,13 @@ PLAIN = {"f32": torch.float32, "bf16": torch.bfloat16}
 PACKED = ("q8", "q4", "q4_mins", "q4_zeros", "mxfp4")
 RANDOM = {"iq4_nl": "IQ4_NL", "q5": "Q5_0", "q5_mins": "Q5_1", "q3_k": "Q3_K", "q4_k": "Q4_K", "q5_k": "Q5_K"}
 RANDOM |= {"q6_k": "Q6_K", "iq4_xs": "IQ4_XS"}  # of random numbers
+WITH_ROW_SCALES = "q8_rows"
 # Of q4_zeros, minimums are not whole, which takes as long; blocks of MXFP4 are like those of Q4_0, with other numbers.
 LIKE = {"q4_mins": gguf.GGMLQuantizationType.Q4_1, "q4_zeros": gguf.GGMLQuantizationType.Q4_1}
 LIKE |= {"mxfp4": gguf.GGMLQuantizationType.Q4_0}
 HALVES = "halves"  # packed bfloat16, inputs rounded to it
-FORMS = (*PLAIN, HALVES, *PACKED, *RANDOM)
+FORMS = (*PLAIN, HALVES, *PACKED, *RANDOM, WITH_ROW_SCALES)
+ENDINGS = {"": "", "float32": " exact", "8 bits": " a8", "8 bits a token": " a8"}  # by what inputs are rounded to
 
 
 def inputs(columns: int) -> tuple[Tensor, Tensor]:
@@ -40,17 +42,19 @@ def inputs(columns: int) -> tuple[Tensor, Tensor]:
 def linears(extension: ModuleType, plan: Plan) -> None:
     table = Table(plan, f"Linears, {ROWS} × {INNER}; torch in float32 or bfloat16", products=True)
     for form in FORMS:
-        rows(table, extension, form, False, (1, 16) if plan.quick else (1, 2, 4, 8, 16, 48, 512))
+        rows(table, extension, form, "", (1, 16) if plan.quick else (1, 2, 4, 8, 16, 48, 512))
     for form in (*PACKED, *RANDOM):
-        rows(table, extension, form, True, (1, 16) if plan.quick else (1, 16, 48))
+        rows(table, extension, form, "float32", (1, 16) if plan.quick else (1, 16, 48))
+    for form, rounded_to in (("q8", "8 bits"), (WITH_ROW_SCALES, "8 bits a token")):
+        rows(table, extension, form, rounded_to, (1, 16) if plan.quick else (1, 2, 4, 8, 16, 48, 512))
     loading(table, extension)
 
 
-def rows(table: Table, extension: ModuleType, form: str, exact: bool, counts: Sequence[int]) -> None:
-    names = {count: f"{form}{' exact' if exact else ''}, {count} columns" for count in counts}
+def rows(table: Table, extension: ModuleType, form: str, rounded_to: str, counts: Sequence[int]) -> None:
+    names = {count: f"{form}{ENDINGS[rounded_to]}, {count} columns" for count in counts}
     if not any(map(table.wants, names.values())):
         return
-    memory, weight = stored(extension, form, exact)
+    memory, weight = stored(extension, form, rounded_to)
     for count, name in names.items():
         if not table.wants(name):
             continue
@@ -65,10 +69,11 @@ def rows(table: Table, extension: ModuleType, form: str, exact: bool, counts: Se
         isa, times = extension.isa(), 1
         if form == HALVES:
             instruction = of_bfloat16(isa)
-        elif form in PLAIN or exact:
+        elif form in PLAIN or rounded_to == "float32":
             instruction = of_floats(isa)
         else:
             instruction, times = of_digits(isa, form, count)
+            times = 1 if "8 bits" in rounded_to else times
         num_bytes = memory.numel() * memory.itemsize
         table.row(name, Work(num_bytes, 2.0 * count * ROWS * INNER, instruction, times), sides)
 
@@ -76,7 +81,7 @@ def rows(table: Table, extension: ModuleType, form: str, exact: bool, counts: Se
 def loading(table: Table, extension: ModuleType) -> None:
     """What happens to weights once, and to those of tokens at each step."""
     _, matrix = inputs(1)
-    memory, weight = stored(extension, "q4", False)
+    memory, weight = stored(extension, "q4", "")
     size = matrix.numel() * 4 + memory.numel()
     table.row("quantize, q4", Work(size), {"octavo": clocked(lambda: extension.quantize(memory, matrix, "q4"))})
     blocks = torch.randint(0, 255, (ROWS, INNER // 32 * 18), dtype=torch.uint8)
@@ -87,7 +92,7 @@ def loading(table: Table, extension: ModuleType) -> None:
     table.row("weight_rows, q4, 512 rows", Work(out.numel() * 4.6), {"octavo": clocked(call)})
 
 
-def stored(extension: ModuleType, form: str, exact: bool) -> tuple[Tensor, Any]:
+def stored(extension: ModuleType, form: str, rounded_to: str) -> tuple[Tensor, Any]:
     """The case's matrix in that form: its memory, as a worker has it for weights, and what refers to it."""
     _, matrix = inputs(1)
     if form in PLAIN:
@@ -98,10 +103,13 @@ def stored(extension: ModuleType, form: str, exact: bool) -> tuple[Tensor, Any]:
         memory = HugePageAllocator().allocate(extension.packed_bytes(form, ROWS, INNER))
         if form == HALVES:
             extension.pack(memory, matrix.bfloat16())
+        elif form == WITH_ROW_SCALES:
+            scales, codes = torch.full((ROWS, 1), 0.02).view(torch.uint8), (matrix * 40).clamp(-127, 127).to(torch.int8)
+            extension.repack(memory, torch.cat((scales, codes.view(torch.uint8)), 1), form, ROWS, INNER)
         elif form in LIKE or form in RANDOM:
             few = matrix[:PERIOD].numpy()
             blocks = gguf.quantize(few, LIKE[form]) if form in LIKE else random_rows(RANDOM[form], PERIOD, INNER)
             extension.repack(memory, torch.from_numpy(blocks).repeat(ROWS // PERIOD, 1), form, ROWS, INNER)
         else:
             extension.quantize(memory, matrix, form)
-    return memory, extension.Weight(memory, form, ROWS, INNER, inputs="float32" if exact else "")
+    return memory, extension.Weight(memory, form, ROWS, INNER, inputs=rounded_to)

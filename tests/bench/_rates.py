@@ -36,7 +36,7 @@ def of_digits(isa: str, form: str, columns: int) -> tuple[str, int]:
         return "vpdpbusd", 2
     if isa != "avx2":
         return "", 1
-    few = 3 if form in ("q8", "q6_k", "iq4_nl", "iq4_xs") else 4
+    few = 3 if form in ("q8", "q8_rows", "q6_k", "iq4_nl", "iq4_xs") else 4
     return ("vpmaddubsw", 2) if columns < few else ("vpmaddwd", 1)
 
 

@@ -58,6 +58,17 @@ def linears(extension: ModuleType) -> dict[str, Tensor]:
         for inputs, ending in INPUTS.items():
             weight = extension.Weight(data, name, 48, 512, inputs)
             found[f"linear {name}{ending}"] = linear(extension, wide, weight)
+    data = torch.zeros(extension.packed_bytes("q8_rows", 48, 96), dtype=torch.uint8)
+    extension.repack(
+        data,
+        torch.cat((weights[:, :1].view(torch.uint8), (weights * 60).to(torch.int8).view(torch.uint8)), 1),
+        "q8_rows",
+        48,
+        96,
+    )
+    for inputs, ending in INPUTS.items():
+        weight = extension.Weight(data, "q8_rows", 48, 96, inputs if inputs == "float32" else f"{inputs} a token")
+        found[f"linear q8_rows{ending}"] = linear(extension, x, weight)
     data = torch.zeros(extension.packed_bytes("halves", 48, 96), dtype=torch.uint8)
     extension.pack(data, weights.bfloat16())
     found["linear halves"] = linear(extension, x, extension.Weight(data, "halves", 48, 96))

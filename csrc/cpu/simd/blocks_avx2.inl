@@ -108,15 +108,16 @@ inline Bytes bytes_of(const std::uint8_t* p) {
     return b;
 }
 // |b| * (a with b's sign): pairs stay below 2 * 128 * 127, within 16 bits, but no two of them would.
-inline F8 dot_bytes(const Bytes& b, const std::int8_t* a) {
+inline __m256i whole_dot(const Bytes& b, const std::int8_t* a) {
     __m256i sum = _mm256_setzero_si256();
     for (int i = 0; i < 8; ++i) {
         const __m256i pairs =
             _mm256_maddubs_epi16(_mm256_abs_epi8(b.piece[i]), _mm256_sign_epi8(four(a + 4 * i), b.piece[i]));
         sum = _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
     }
-    return _mm256_cvtepi32_ps(sum);
+    return sum;
 }
+inline F8 dot_bytes(const Bytes& b, const std::int8_t* a) { return _mm256_cvtepi32_ps(whole_dot(b, a)); }
 
 template <Format kFormat>
 inline __m128i unsigned_codes() {
@@ -152,6 +153,8 @@ inline Pairs8 same_pairs(const std::int16_t* x) {
 }
 inline Whole8 times8(Pairs8 a, Pairs8 b) { return _mm256_madd_epi16(a, b); }
 inline Whole8 add8(Whole8 a, Whole8 b) { return _mm256_add_epi32(a, b); }
+inline Whole8 load8_whole(const std::int32_t* p) { return _mm256_load_si256(reinterpret_cast<const __m256i*>(p)); }
+inline void store8_whole(std::int32_t* p, Whole8 a) { _mm256_store_si256(reinterpret_cast<__m256i*>(p), a); }
 inline F8 to_float8(Whole8 a) { return _mm256_cvtepi32_ps(a); }
 inline void as_is(Whole8& a) { __asm__("" : "+x"(a)); }
 
@@ -163,7 +166,7 @@ inline void pieces_of(const std::uint8_t* p, const std::uint8_t* high, __m256i (
             bytes[first + i] = from.piece[i];
         }
     };
-    if (kFormat == Format::kQ8) {
+    if (has_bytes(kFormat)) {
         take(bytes_of(p), 0, 8);
     } else if (kFormat == Format::kQ3K) {
         take(threes_of(p, high, 0), 0, 4);

@@ -52,6 +52,16 @@ inline I4 times4(I4 a, I4 b) {
 }
 inline Whole8 times8(Pairs8 a, Pairs8 b) { return {times4(a.low, b.low), times4(a.high, b.high)}; }
 inline Whole8 add8(Whole8 a, Whole8 b) { return {a.low + b.low, a.high + b.high}; }
+inline Whole8 load8_whole(const std::int32_t* p) {
+    Whole8 whole;
+    std::memcpy(&whole.low, p, sizeof whole.low);
+    std::memcpy(&whole.high, p + 4, sizeof whole.high);
+    return whole;
+}
+inline void store8_whole(std::int32_t* p, Whole8 a) {
+    std::memcpy(p, &a.low, sizeof a.low);
+    std::memcpy(p + 4, &a.high, sizeof a.high);
+}
 inline F8 to_float8(Whole8 a) { return {__builtin_convertvector(a.low, V4), __builtin_convertvector(a.high, V4)}; }
 inline void as_is(Whole8&) {}
 
@@ -76,7 +86,7 @@ template <Format kFormat>
 constexpr std::int16_t kOffset = has_signed_numbers(kFormat) ? static_cast<std::int16_t>(offset_of(kFormat)) : 0;
 template <Format kFormat>
 inline U4 four_bytes(const std::uint8_t* p, const std::uint8_t* high, unsigned four) {
-    if (kFormat == Format::kQ8) {
+    if (has_bytes(kFormat)) {
         return load4_words(p + 64 * four);
     }
     const unsigned half = four / 4, place = four % 4;

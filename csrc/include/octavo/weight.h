@@ -16,6 +16,7 @@
 //         value = scale * (number - 16)
 //   kQ5Mins: the same; value = scale * number + minimum
 //   kBf16Pairs: 16 pieces, bytes 4r … 4r + 3 of a piece are two neighbouring columns of row r in bfloat16; no scales
+//   kQ8Rows: the numbers of kQ8 without scales; behind the blocks of a group lie 16 scales of its rows (float32)
 //
 // kQ3K, kQ4K, kQ5K, kQ6K and kIq4Xs take 256 columns together, a superblock of eight blocks: the low bits of all blocks
 // as kQ4 has them, then their higher bits, then 32 bytes of scales for each block (kIq4Xs: 16), then 16 steps
@@ -30,8 +31,8 @@
 //         16h + 4i + j; 16 scales for columns 0 … 15 and 16 for the others, signed bytes;
 //         value = step * scale * (number - 32)
 //   kIq4Xs: no higher bits; 16 scales, signed bytes; value = step * scale * the number of the code (kIq4Numbers)
-// All but kBf16Pairs, kQ4Zeros and kMxfp4 are GGUF's Q8_0, Q4_0, Q4_1, IQ4_NL, Q5_0, Q5_1, Q3_K, Q4_K, Q5_K, Q6_K and
-// IQ4_XS in another order: repacking loses nothing.
+// All but kBf16Pairs, kQ8Rows, kQ4Zeros and kMxfp4 are GGUF's Q8_0, Q4_0, Q4_1, IQ4_NL, Q5_0, Q5_1, Q3_K, Q4_K, Q5_K,
+// Q6_K and IQ4_XS in another order: repacking loses nothing.
 #pragma once
 
 #include <cstdint>
@@ -57,7 +58,8 @@ enum class Format : std::uint8_t {
     kQ4K,
     kQ5K,
     kQ6K,
-    kIq4Xs
+    kIq4Xs,
+    kQ8Rows
 };
 
 // By code: bit 3 is the sign.
@@ -65,10 +67,17 @@ constexpr std::int8_t kMxfp4Numbers[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -
 constexpr std::int8_t kIq4Numbers[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
 
 // What a product rounds its inputs to: nothing; whole numbers times a scale, which the largest of 32 neighbours
-// decides, with 15 or 8 bits; or bfloat16.
-enum class Rounding : std::uint8_t { kNone, k15Bits, k8Bits, kBf16 };
+// decides, with 15 or 8 bits; bfloat16; or whole numbers times a scale that the largest of all inputs of a token
+// decides.
+enum class Rounding : std::uint8_t { kNone, k15Bits, k8Bits, kBf16, kToken15Bits, kToken8Bits };
+static constexpr bool is_of_tokens(Rounding rounding) {
+    return rounding == Rounding::kToken15Bits || rounding == Rounding::kToken8Bits;
+}
+static constexpr bool has_8_bits(Rounding rounding) {
+    return rounding == Rounding::k8Bits || rounding == Rounding::kToken8Bits;
+}
 static constexpr bool has_digits(Rounding rounding) {
-    return rounding == Rounding::k15Bits || rounding == Rounding::k8Bits;
+    return rounding != Rounding::kNone && rounding != Rounding::kBf16;
 }
 
 constexpr std::int64_t kGroupRows = 16;
@@ -93,8 +102,9 @@ const char* name_of(Format format);
 enum Traits : unsigned {
     kMinimums = 1,    // something is added to numbers times scale
     kHalfScales = 2,  // columns 0 … 15 of a block have a scale of their own
-    kSigned = 4       // products see each number with its sign, so that nothing is added to their sum times the scale;
+    kSigned = 4,      // products see each number with its sign, so that nothing is added to their sum times the scale;
                       // scales of superblocks have one, too
+    kRowScales = 8    // a scale for each row, behind the blocks of its group
 };
 struct FormatShape {
     const char* name;
@@ -125,15 +135,18 @@ constexpr FormatShape kFormats[] = {
     {"q5_k", 176, kSuperblock, 4, 1, 0, kMinimums},
     {"q6_k", 210, kSuperblock, 4, 2, 32, kSigned | kHalfScales},
     {"iq4_xs", 136, kSuperblock, 4, 0, 128, kSigned, kIq4Numbers},
+    {"q8_rows", 0, kBlock, 8, 0, 128, kSigned | kRowScales},
 };
 constexpr int kNumFormats = sizeof kFormats / sizeof kFormats[0];
-static_assert(kNumFormats == static_cast<int>(Format::kIq4Xs) + 1);
+static_assert(kNumFormats == static_cast<int>(Format::kQ8Rows) + 1);
 
 static constexpr const FormatShape& shape_of(Format format) { return kFormats[static_cast<int>(format)]; }
 static constexpr std::int64_t columns_of(Format format) { return shape_of(format).columns; }
 static constexpr bool has_minimums(Format format) { return (shape_of(format).traits & kMinimums) != 0; }
 static constexpr bool has_half_scales(Format format) { return (shape_of(format).traits & kHalfScales) != 0; }
 static constexpr bool has_signed_numbers(Format format) { return (shape_of(format).traits & kSigned) != 0; }
+static constexpr bool has_row_scales(Format format) { return (shape_of(format).traits & kRowScales) != 0; }
+static constexpr bool has_bytes(Format format) { return shape_of(format).bits == 8; }
 static constexpr bool has_codes(Format format) { return shape_of(format).codes != nullptr; }
 static constexpr float offset_of(Format format) { return shape_of(format).offset; }
 static constexpr std::int64_t high_bits(Format format) { return shape_of(format).high_bits; }
@@ -146,13 +159,19 @@ static constexpr std::int64_t scale_bytes(Format format) {
     return !has_superblocks(format) ? 0 : has_half_scales(format) || has_minimums(format) ? kGroupRows * 2 : kGroupRows;
 }
 static constexpr std::int64_t block_bytes(Format format) {
-    const std::int64_t halves = format == Format::kBf16Pairs ? 0 : has_minimums(format) ? 2 : 1;
+    const std::int64_t halves = format == Format::kBf16Pairs || has_row_scales(format) ? 0
+                                : has_minimums(format)                                 ? 2
+                                                                                       : 1;
     const std::int64_t ends = kGroupRows * 2 * halves * kBlock / columns_of(format);
     return numbers_bytes(format) + high_bytes(format) + scale_bytes(format) + ends;
 }
+// Bytes of a group of rows with so many columns.
+static constexpr std::int64_t group_bytes(Format format, std::int64_t cols) {
+    return cols / kBlock * block_bytes(format) + (has_row_scales(format) ? kGroupRows * 4 : 0);
+}
 // How many bytes a row takes; packed rows share blocks.
 static inline std::int64_t row_bytes(const Weight& weight) {
-    return weight.format >= Format::kQ8 ? block_bytes(weight.format) * weight.cols / (kGroupRows * kBlock)
+    return weight.format >= Format::kQ8 ? group_bytes(weight.format, weight.cols) / kGroupRows
                                         : weight.cols * (weight.format == Format::kF32 ? 4 : 2);
 }
 std::int64_t packed_bytes(Format format, std::int64_t rows, std::int64_t cols);
@@ -161,8 +180,9 @@ std::int64_t packed_bytes(Format format, std::int64_t rows, std::int64_t cols);
 TensorRef memory_of(const Weight& weight);
 
 // What inputs can be rounded to for weights of this format, by its name: `float32` (nothing) for all, `bfloat16` for
-// kBf16Pairs, `15 bits` and `8 bits` for other packed ones. Empty: float32 for plain ones, bfloat16 for kBf16Pairs,
-// else 15 bits.
+// kBf16Pairs, `15 bits a token` and `8 bits a token` for kQ8Rows, `15 bits` and `8 bits` for other packed ones. Empty:
+// float32 for plain ones, bfloat16 for kBf16Pairs, else 15 bits.
+bool takes(Format format, Rounding rounding);
 Rounding rounding_named(const char* name, Format format);
 const char* name_of(Rounding rounding);
 
@@ -171,8 +191,9 @@ Weight make_weight(const TensorRef& data, Format format, std::int64_t rows, std:
 
 // GGUF blocks, row after row, into `packed`: Q8_0 into kQ8, Q4_0 into kQ4, Q4_1 into kQ4Mins, Q5_0 into kQ5, Q5_1 into
 // kQ5Mins, Q3_K into kQ3K, Q4_K into kQ4K, Q5_K into kQ5K, Q6_K into kQ6K, IQ4_NL into kIq4Nl, IQ4_XS into kIq4Xs;
-// blocks like Q4_1, with the zero (float16) in place of the minimum, into kQ4Zeros; and blocks like Q4_0, with codes as
-// nibbles, into kMxfp4. Nothing is rounded.
+// blocks like Q4_1, with the zero (float16) in place of the minimum, into kQ4Zeros; blocks like Q4_0, with codes as
+// nibbles, into kMxfp4; and rows of a scale (float32) and a signed byte for each column into kQ8Rows. Nothing is
+// rounded.
 void repack(const TensorRef& packed, const TensorRef& gguf, Format format, std::int64_t rows, std::int64_t cols);
 
 // Puts `values` bfloat16 [rows, cols] in the order of kBf16Pairs.

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gpu_worker.models.checkpoint.weights import FLOATS
+from gpu_worker.models.checkpoint.weights import FLOATS, ROWS
 from octavo.request.errors import BadModel
 
 BLOCK = 32  # columns of a block
@@ -52,6 +52,8 @@ class Meaning:
         columns = len(self.groups)
         if columns % BLOCK:
             return f"{columns} columns are not whole blocks of {BLOCK}"
+        if self.bits == 8 and self._is_of_rows():
+            return "" if self._is_centred() else "numbers of 8 bits have zero points beside the middle"
         blocks = self.groups.view(-1, BLOCK)
         if not torch.equal(blocks, blocks[:, :1].expand_as(blocks)):
             return "columns of one scale lie apart, or in groups that are not whole blocks of 32"
@@ -65,7 +67,9 @@ class Meaning:
         """What the extension calls blocks that hold the matrix exactly; FLOATS if none does."""
         if self.obstacle():
             return FLOATS
-        return "q8" if self.bits == 8 else "q4" if self._is_centred() else "q4_zeros"
+        if self.bits == 8:
+            return ROWS if self._is_of_rows() else "q8"
+        return "q4" if self._is_centred() else "q4_zeros"
 
     def values(self, codes: Tensor) -> Tensor:
         """The matrix in float32, of its codes uint8 [rows, columns]."""
@@ -79,8 +83,11 @@ class Meaning:
     def blocks(self, codes: Tensor, format_: str) -> Tensor:
         """The matrix as rows of blocks of its format, or of `q4_zeros` where that is q4: uint8 [rows, bytes of a row].
 
-        A block is its scale, of `q4_zeros` also its zero, in float16, and its numbers, as Q8_0 and Q4_0 have them.
+        A block is its scale, of `q4_zeros` also its zero, in float16, and its numbers, as Q8_0 and Q4_0 have them. A
+        row of `q8_rows` is its scale in float32, and its numbers.
         """
+        if format_ == ROWS:
+            return torch.cat((self.scales.float().contiguous().view(torch.uint8), codes ^ 0x80), dim=1)
         heads = [self.scales, self.zeros] if format_ == "q4_zeros" else [self.scales]
         of_block, head_bytes = self.groups[::BLOCK], 2 * len(heads)
         found = torch.empty((len(codes), len(of_block), head_bytes + BLOCK * self.bits // 8), dtype=torch.uint8)
@@ -96,6 +103,10 @@ class Meaning:
 
     def _is_centred(self) -> bool:
         return bool((self.zeros == 1 << self.bits - 1).all())
+
+    def _is_of_rows(self) -> bool:
+        """Whether a row has one scale, which float32 holds."""
+        return self.scales.shape[1] == 1 and self.scales.dtype != torch.float64
 
     def _pieces(self, num_rows: int) -> Iterator[slice]:
         step = max(1, PIECE_VALUES // len(self.groups))

@@ -14,6 +14,7 @@ from octavo.request.errors import BadModel
 
 PLAIN = (torch.float32, torch.float16, torch.bfloat16, torch.float64)  # what a number in a checkpoint means by itself
 FLOATS = "floats"  # what BlockSource.block_format says of a tensor that is, or becomes, floats
+ROWS = "q8_rows"  # and of one in 8 bits with a scale for each row, whose products round inputs with one for each token
 ProgressCallback = Callable[[int, int], None]  # (tensors read, tensors in all)
 # (names that are left out, names that the model has): all other tensors
 ReadTensors = Callable[[Collection[str], Collection[str]], dict[str, Tensor]]

@@ -31,7 +31,7 @@ from gpu_worker.models.pooling_files import read_pooling
 from gpu_worker.models.text_part import HEAD, TextSource, text_config
 from gpu_worker.models.tokenizer_conversion import find_tokenizer
 from octavo.model_files.lora_support import LoraSupport
-from octavo.model_files.quantization import has_integers, is_mxfp4
+from octavo.model_files.quantization import has_integers, is_mxfp4, rounds_inputs
 from octavo.request.errors import BadModel
 
 log = logging.getLogger(__name__)
@@ -52,6 +52,7 @@ def load_directory(name: str, path: Path, how: LoadOptions) -> LoadedModel:
     defaults = generation_config.sampling_defaults(generation) if how.recommended else generation_config.NONE
     if how.fp8_cache and is_llama_like(content) and content.get("model_type") not in LATENT:
         how = replace(how, kv_scales=read_scales(source))
+    how = replace(how, says_8_bits=rounds_inputs(content))
     decoder = _decoder(name, path, content, dtype, how, source)
     if how.kv_scales:
         decoder.load_lora = None

@@ -42,6 +42,13 @@ class LoadOptions:
     progress: ProgressCallback
     kv_scales: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # of the checkpoint, for an fp8 cache
 
+    says_8_bits: bool = False  # the checkpoint means inputs in 8 bits, with a scale for each token
+
+    @property
+    def scheme(self) -> str:
+        """What `auto` means, or what was asked for."""
+        return f"auto{A8}" if self.quantization == "auto" and self.says_8_bits else self.quantization
+
     @property
     def keeps(self) -> bool:
         return self.quantization in KEPT_SCHEMES
@@ -123,7 +130,7 @@ class LoadOptions:
         rounded = weights in ("q8", "q4") or (weights == "auto" and packed)
         packs = isinstance(decoder, NativeLlamaDecoder) or getattr(decoder, "packed", None) is not None
         rounds = (rounded and packs) or self.quantization == f"{KEPT}{A8}"
-        variant = self.quantization if rounds else ""
+        variant = self.scheme if rounds else ""
         if isinstance(decoder, (NativeLlamaDecoder, llama.LlamaDecoder)) and decoder.config.rope.kind == "longrope":
             is_long = decoder.config.rope.is_long(decoder.context_tokens)
             log.info("positions are those for %s sequences (--context-tokens decides)", "long" if is_long else "short")

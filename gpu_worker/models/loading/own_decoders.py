@@ -31,7 +31,7 @@ def native(
     extension = cast("NativeCpuOps", how.ops).extension
     if how.quantization == f"auto{A8}" and not isinstance(source, BlockSource):
         raise without_8_bits(how)
-    packed = kept.weights(LlamaPacking(source, config, dtype, how.quantization, extension, how.progress), {})
+    packed = kept.weights(LlamaPacking(source, config, dtype, how.scheme, extension, how.progress), {})
     if how.quantization.endswith(A8) and not packed.rounds_to_8_bits():
         raise without_8_bits(how)
     return NativeLlamaDecoder(config.rounded_to(dtype), packed, extension, how.place)

@@ -31,7 +31,7 @@ def of_tensors(
     packing, how, dtype = None, kept.how, kept.dtype
     if how.packs_layers():
         extension = cast("NativeCpuOps", how.ops).extension
-        packing = LayerPacking(source, dtype, how.quantization, extension, how.progress, _packed_stacks(kept))
+        packing = LayerPacking(source, dtype, how.scheme, extension, how.progress, _packed_stacks(kept))
     decoder = TransformersDecoder.of_tensors(
         *(kept.name, config, read, dtype, how.ops, how.device, rope_factors, packing)
     )

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gpu_worker.models.checkpoint.weights import ROWS
+
 FORMATS = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
 SCHEMES = ("auto", "none", "q8", "q4", "auto-a8", "q8-a8", "q4-a8")  # packing.py explains each
 A8 = "-a8"  # ends the names of schemes that round inputs to 8 bits
@@ -38,7 +40,7 @@ class PackedWeights:
     def rounds_to_8_bits(self) -> bool:
         """Whether a product of the layers rounds its inputs so."""
         matrices = (tensor for name, tensor in self.tensors.items() if not name.startswith("embed"))
-        return any(isinstance(tensor, NativeMatrix) and tensor.weight.inputs == "8 bits" for tensor in matrices)
+        return any(isinstance(tensor, NativeMatrix) and "8 bits" in tensor.weight.inputs for tensor in matrices)
 
     def _formats(self) -> list[str]:
         return sorted({tensor.weight.format for tensor in self.tensors.values() if isinstance(tensor, NativeMatrix)})
@@ -58,4 +60,5 @@ def inputs_of(format_: str, scheme: str) -> str:
         return "bfloat16"
     if format_ in FORMATS.values() or scheme == "none":
         return "float32"
-    return "8 bits" if scheme.endswith(A8) else "15 bits"
+    bits = "8 bits" if scheme.endswith(A8) else "15 bits"
+    return f"{bits} a token" if format_ == ROWS else bits

@@ -23,11 +23,11 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from gpu_worker.models.checkpoint.weights import FLOATS, BlockSource, CheckpointReader, WeightSource
+from gpu_worker.models.checkpoint.weights import FLOATS, ROWS, BlockSource, CheckpointReader, WeightSource
 from gpu_worker.models.packed.packed_weights import FORMATS, NativeMatrix, inputs_of, weights_of
 from gpu_worker.models.packed.weight_memory import WeightMemory
 
-PACKING = 7  # rises when the same checkpoint is packed to other bytes, or to another header
+PACKING = 8  # rises when the same checkpoint is packed to other bytes, or to another header
 BLOCK = 32
 GROUP_ROWS = 16
 PIECE_VALUES = 2 << 20  # so many are converted at once: they stay in the caches, and no tensor is copied whole
@@ -86,18 +86,19 @@ class MatrixPacker:
         formats = {self._source.block_format(name) for name in names}
         if len(formats) == 1 and not formats & {FLOATS, ""}:
             return formats.pop(), self._source
-        return "q8" if self._scheme == "auto" and FLOATS not in formats else FLOATS, None
+        return "q8" if self._scheme == "auto" and not formats & {FLOATS, ROWS} else FLOATS, None
 
     def split(self, names: list[str]) -> list[list[str]]:
         """The tensors of a stack by those that `stack` makes one matrix of: neighbours of one type, if it is kept.
 
-        All matrices of a stack round their inputs alike: so one tensor in floats makes a single one, except by `none`.
+        All matrices of a stack round their inputs alike: so one tensor in floats makes a single one, except by `none`,
+        and so does one whose rows have one scale beside others: in floats, as no packed format holds both.
         """
         halves = self._scheme == "none" and self._dtype == torch.bfloat16
         if not isinstance(self._source, BlockSource) or self._scheme in ("q8", "q4") or halves:
             return [names]
         formats = {name: self._source.block_format(name) for name in names}
-        if self._scheme == "auto" and FLOATS in formats.values():
+        if self._scheme == "auto" and len(set(formats.values())) > 1 and {FLOATS, ROWS} & set(formats.values()):
             return [names]
         kept = {name: "" if found == FLOATS else found for name, found in formats.items()}
         return [list(some) for _, some in groupby(names, kept.__getitem__)]

@@ -25,6 +25,7 @@ from gpu_worker.models.decoders.config import LlamaConfig
 from gpu_worker.models.decoders.native_llama import LlamaPacking
 from gpu_worker.ops import native
 from octavo.cli.doctor import model_size
+from octavo.model_files.quantization import rounds_inputs
 from octavo.request.errors import BadModel
 
 PROMPT = [(7 * i + 3) % 128 for i in range(50)]
@@ -33,10 +34,12 @@ KEPT = {  # in which blocks each form stays
     **dict.fromkeys(("gptq", "gptq-rows", "packed", "packed-bf16"), "q4"),
     **dict.fromkeys(("awq", "awq-rows", "gptq-asymmetric", "gptq-v2"), "q4_zeros"),
     **dict.fromkeys(("packed-asymmetric", "packed-early", "packed-rows"), "q4_zeros"),
-    **dict.fromkeys(("gptq-8", "packed-8", "int8"), "q8"),
+    **dict.fromkeys(("packed-8", "int8"), "q8_rows"),
+    "gptq-8": "q8",
     **dict.fromkeys(("gptq-8-asymmetric", "gptq-act-order", "gptq-groups-of-16"), FLOATS),
     **dict.fromkeys(("packed-f32", "packed-act-order", "int8-asymmetric"), FLOATS),
 }
+ROUNDINGS = {"packed-8": "15-bits-a-token", "int8": "8-bits-a-token"}  # of inputs, as the checkpoint says
 MATRIX = "model.layers.1.mlp.down_proj.weight"
 
 
@@ -49,6 +52,8 @@ def opened(directory: Path) -> BlockSource:
 def decoded(blocks: torch.Tensor, kept: str) -> torch.Tensor:
     """What blocks mean: to the package gguf, which knows nothing of where they came from. It has no zeros: so these are
     taken off afterwards, in float64."""
+    if kept == "q8_rows":
+        return blocks[:, :4].contiguous().view(torch.float32) * blocks[:, 4:].contiguous().view(torch.int8).float()
     if kept != "q4_zeros":
         kind = gguf.GGMLQuantizationType.Q4_0 if kept == "q4" else gguf.GGMLQuantizationType.Q8_0
         return torch.from_numpy(dequantize(blocks.numpy(), kind))
@@ -109,10 +114,11 @@ def test_a_model_in_codes_is_the_model_of_their_values(model, name, tiny, load, 
         assert outputs != greedy(load(source, quantization="none"), PROMPTS, 16), (
             "or else rounding changes nothing here"
         )
-        assert f"/f32+{kept}/in=15-bits+float32/" in automatic.info.numerics
+        rounding = ROUNDINGS.get(name, "15-bits")
+        assert f"/f32+{kept}/in={rounding}+float32/" in automatic.info.numerics
         assert f"/f32+{kept}/in=float32/" in runner.info.numerics
         assert automatic.info.fingerprint != runner.info.fingerprint
-        assert 0 < difference(all_logits(automatic, PROMPT), expected) < 5e-3
+        assert 0 < difference(all_logits(automatic, PROMPT), expected) < (0.3 if "8-bits" in rounding else 5e-3)
 
 
 TWO_LAYERS = {"num_hidden_layers": 2, "hidden_size": 256, "intermediate_size": 256}
@@ -125,9 +131,10 @@ def test_layers_of_a_model_through_transformers_stay_in_codes(name, tiny, load, 
     expected = all_logits(load(write_values(source, tmp_path / "plain", meant)), PROMPT)
     automatic, runner = load(tmp_path / "codes"), load(tmp_path / "codes", quantization="none")
     assert difference(all_logits(runner, PROMPT), expected) < 2e-3, "torch's own error beside float64 is a tenth of it"
-    assert difference(all_logits(automatic, PROMPT), expected) < 0.05
+    assert difference(all_logits(automatic, PROMPT), expected) < (0.3 if name == "int8" else 0.05)
     kept = KEPT[name] if "native" in runner.info.numerics else FLOATS
-    named = f"transformers:arcee ({kept}; inputs 15 bits)" if kept != FLOATS else "transformers:arcee"
+    rounding = ROUNDINGS.get(name, "15-bits").replace("-", " ")
+    named = f"transformers:arcee ({kept}; inputs {rounding})" if kept != FLOATS else "transformers:arcee"
     assert automatic._decoder.name == named
     assert (automatic.info.fingerprint == runner.info.fingerprint) == (kept == FLOATS)
     assert (kept in automatic.info.numerics) == (kept != FLOATS)
@@ -179,7 +186,7 @@ def mixture(kind: str, folder: Path) -> Path:
         ("Qwen2Moe", "awq", "shared_expert", FLOATS),
         ("Qwen3Moe", "gptq", "", "q4"),
         ("Qwen3Moe", "gptq", "layers.1.mlp.experts.2.up_proj", FLOATS),
-        ("Glm4Moe", "int8", "", "q8"),
+        ("Glm4Moe", "packed-8", "", "q8_rows"),
         ("MiniMaxM2", "gptq-act-order", "", FLOATS),
     ],
 )
@@ -218,6 +225,45 @@ def test_an_expert_of_other_blocks_has_those_of_the_others(tmp_path):
     beside = f"{name.replace('gate', 'up')}.weight"
     assert found.block_format(f"{name}.weight") == found.block_format(beside) == "q4_zeros"
     assert torch.equal(decoded(found.blocks(beside), "q4_zeros"), meant[beside])
+
+
+@pytest.mark.skipif(native.load() is None, reason="the extension was not built")
+def test_a_stack_whose_parts_round_their_inputs_in_two_ways_is_decoded(tiny, load, all_logits, tmp_path):
+    """One has a scale for each row, and inputs of one scale for a token; the others have groups."""
+    source = tiny("llama-wide").directory
+    meant = write_codes(source, tmp_path / "codes", replace(FORMS["packed-8"], group=64))
+    of_rows = write_codes(source, tmp_path / "rows", FORMS["packed-8"])
+    file = tmp_path / "codes" / "model.safetensors"
+    others = {name: each for name, each in load_file(tmp_path / "rows" / file.name).items() if "q_proj" in name}
+    save_file(load_file(file) | others, file)
+    meant |= {name: each for name, each in of_rows.items() if "q_proj" in name}
+    stack = [f"model.layers.0.self_attn.{name}_proj.weight" for name in "qkv"]
+    assert [opened(tmp_path / "codes").block_format(name) for name in stack] == ["q8_rows", "q8", "q8"]
+    expected = all_logits(load(write_values(source, tmp_path / "plain", meant), quantization="none"), PROMPT)
+    assert difference(all_logits(load(tmp_path / "codes", quantization="none"), PROMPT), expected) < 1e-4
+    automatic = load(tmp_path / "codes")
+    assert "/f32+q8/in=15-bits+float32/" in automatic.info.numerics
+    assert difference(all_logits(automatic, PROMPT), expected) < 5e-3
+
+
+@pytest.mark.parametrize(
+    ("inputs", "expected"),
+    [
+        ({}, True),
+        ({"symmetric": False}, False),
+        ({"strategy": "tensor"}, False),
+        ({"num_bits": 4}, False),
+        ({"type": "float"}, False),
+        (None, False),
+    ],
+)
+def test_a_checkpoint_says_whether_inputs_have_8_bits(inputs, expected):
+    """As W8A8 of compressed-tensors does; without a word of inputs, none are rounded by it."""
+    said = {"num_bits": 8, "type": "int", "dynamic": True, "strategy": "token", "symmetric": True}
+    group = {"weights": {"num_bits": 8, "type": "int"}, "input_activations": None if inputs is None else said | inputs}
+    config = {"quantization_config": {"quant_method": "compressed-tensors", "config_groups": {"group_0": group}}}
+    assert rounds_inputs(config) == expected
+    assert not rounds_inputs({})
 
 
 def test_act_order_is_decoded_and_the_log_says_so(tiny, caplog, tmp_path):
