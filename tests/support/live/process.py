@@ -79,7 +79,7 @@ class Process(Stoppable):
         pid = self.pid
         os.kill(pid, signal.SIGKILL)
         assert self._popen is not None
-        assert self._popen.wait(10) == -signal.SIGKILL, f"{self.name} ended by itself"
+        assert self._popen.wait(60) == -signal.SIGKILL, f"{self.name} ended by itself"
         assert not exists(pid)
 
     def terminate(self, timeout_s: float = 60.0) -> float:
