@@ -108,15 +108,8 @@ class SpeechDecoder(EncoderDecoder):
 
     auto_model = AutoModelForSpeechSeq2Seq
 
-    def __init__(
-        self,
-        model: nn.Module,
-        ops: Ops,
-        device: torch.device,
-        context_tokens: int | None = None,
-        packing: LinearPacking | None = None,
-    ) -> None:
-        super().__init__(model, ops, device, context_tokens, packing)
+    def __init__(self, model: nn.Module, ops: Ops, device: torch.device, **more: Any) -> None:
+        super().__init__(model, ops, device, **more)
         self.encode = None
         speech = cast("SpeechSupport", self.encoder_support.speech)
         self._speech = speech
