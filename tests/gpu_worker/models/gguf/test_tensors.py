@@ -11,7 +11,7 @@ import transformers
 from differences import difference
 from effort import diagonal, some
 from gguf.quants import dequantize as theirs
-from gguf_models import finish, write_bare, write_gguf, write_values
+from gguf_models import MIXTURES, finish, write_bare, write_gguf, write_values
 from instruction_sets import OPS
 from safetensors.torch import load_file
 
@@ -195,43 +195,6 @@ def test_a_file_of_each_type_in_each_scheme(kind, tiny, load, all_logits, greedy
 
 def test_the_doctor_knows_which_types_are_kept():
     assert set(AS_STORED) == {*FLOATS, *KERNELS, TensorType.MXFP4} - set(HELD_AS)
-
-
-MIXED = {  # as K mixtures do, and further: no two matrices that lie side by side are of one type
-    "q_proj": "Q4_K",
-    "k_proj": "Q6_K",
-    "v_proj": "Q5_0",
-    "o_proj": "Q3_K",
-    "qkv_proj": "Q4_K",
-    "gate_proj": "Q5_1",
-    "up_proj": "Q8_0",
-    "gate_up_proj": "IQ4_XS",
-    "down_proj": "Q2_K",
-    "embed_tokens": "Q5_K",
-    "lm_head": "BF16",
-}
-
-
-def by_part(usual: str, **others: str):
-    """The types of a file: of a matrix by its part in a layer."""
-    return lambda tensor: others.get(tensor.split(".")[-2], usual)
-
-
-def q4_k_m(tensor: str) -> str:
-    """Half of the layers have values and the way down in more bits."""
-    *before, part, _ = tensor.split(".")
-    odd = part in ("v_proj", "down_proj") and int(before[2]) % 2
-    return "Q6_K" if odd or part in ("embed_tokens", "lm_head") else "Q4_K"
-
-
-OUTER = {"embed_tokens": "Q6_K", "lm_head": "Q6_K", "v_proj": "Q5_K"}
-MIXTURES = (  # types of a file, most of them llama.cpp's, and what of them stays
-    (by_part("Q3_K", **OUTER, down_proj="Q4_K"), "q3_k+q4_k+q5_k+q6_k"),
-    (q4_k_m, "q4_k+q6_k"),
-    (by_part("IQ4_XS", **OUTER, o_proj="IQ4_NL"), "iq4_nl+iq4_xs+q5_k+q6_k"),
-    (by_part("Q5_0", embed_tokens="Q8_0", lm_head="Q8_0", v_proj="Q5_1"), "q5+q5_mins+q8"),
-    (by_part("Q4_K", **MIXED), ""),
-)
 
 
 @pytest.mark.skipif(native.load() is None, reason="the extension was not built")
