@@ -30,6 +30,13 @@ FORMS = [
 ]
 
 
+MORE_FORMS = [
+    {"rank": 16, "alpha": 16, "size": 0.2},
+    {"rank": 1, "alpha": 2, "modules": ("v_proj", "o_proj")},
+    {"rank": 32, "alpha": 64, "size": 0.1, "dtype": torch.bfloat16},
+]
+
+
 @pytest.fixture(scope="module")
 def loras(folder, tmp_path_factory):
     """The folders of adapters for the tiny model."""
@@ -82,6 +89,23 @@ def test_the_twin_of_these_tests_is_peft(folder, loras):
         with adapted(folder[1], path) as model:
             expected = greedy(model, prompt, TOKENS)
         assert greedy(peft.PeftModel.from_pretrained(base, path).eval(), prompt, TOKENS) == expected, path.name
+
+
+@pytest.mark.long
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
+def test_ten_adapters_in_one_batch_have_a_hundred_tokens_of_peft(llm, folder, loras, tmp_path):
+    peft = pytest.importorskip("peft")
+    more = [write_lora(tmp_path / f"a{i}", folder[1], seed=9 + i, **form) for i, form in enumerate(MORE_FORMS)]
+    paths, hundred = [*loras, *more], SamplingParams(temperature=0, max_tokens=100, ignore_eos=True)
+    given = prompts(len(paths))
+    outputs = llm.generate(given, hundred, lora_request=requests(paths), use_tqdm=False)
+    assert len(paths) == 10
+    for prompt, path, output in zip(given, paths, outputs, strict=True):
+        base = transformers.AutoModelForCausalLM.from_pretrained(folder[0], dtype=torch.float32)
+        expected = greedy(peft.PeftModel.from_pretrained(base, path).eval(), prompt, 100)
+        assert output.outputs[0].token_ids == expected, path
+        assert len(set(expected)) > 10, "a model that repeats itself tests little"
 
 
 @pytest.mark.parametrize("quantization", ["none", "q8"])
