@@ -1,5 +1,6 @@
 """LLM with low-rank adapters: tokens are those of PEFT, bits are the row's alone, and names mean nothing."""
 
+import copy
 import shutil
 
 import pytest
@@ -91,21 +92,28 @@ def test_the_twin_of_these_tests_is_peft(folder, loras):
         assert greedy(peft.PeftModel.from_pretrained(base, path).eval(), prompt, TOKENS) == expected, path.name
 
 
+@pytest.fixture(scope="module")
+def of_peft(folder, loras, tmp_path_factory):
+    """Ten adapters, and a hundred tokens that PEFT computes with each."""
+    peft, where = pytest.importorskip("peft"), tmp_path_factory.mktemp("more")
+    more = [write_lora(where / f"a{i}", folder[1], seed=9 + i, **form) for i, form in enumerate(MORE_FORMS)]
+    paths = [*loras, *more]
+    models = (peft.PeftModel.from_pretrained(copy.deepcopy(folder[1]), path).eval() for path in paths)
+    return paths, [greedy(model, prompt, 100) for model, prompt in zip(models, prompts(len(paths)), strict=True)]
+
+
 @pytest.mark.long
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
-def test_ten_adapters_in_one_batch_have_a_hundred_tokens_of_peft(llm, folder, loras, tmp_path):
-    peft = pytest.importorskip("peft")
-    more = [write_lora(tmp_path / f"a{i}", folder[1], seed=9 + i, **form) for i, form in enumerate(MORE_FORMS)]
-    paths, hundred = [*loras, *more], SamplingParams(temperature=0, max_tokens=100, ignore_eos=True)
-    given = prompts(len(paths))
-    outputs = llm.generate(given, hundred, lora_request=requests(paths), use_tqdm=False)
+def test_ten_adapters_in_one_batch_have_a_hundred_tokens_of_peft(llm, of_peft):
+    paths, expected = of_peft
     assert len(paths) == 10
-    for prompt, path, output in zip(given, paths, outputs, strict=True):
-        base = transformers.AutoModelForCausalLM.from_pretrained(folder[0], dtype=torch.float32)
-        expected = greedy(peft.PeftModel.from_pretrained(base, path).eval(), prompt, 100)
-        assert output.outputs[0].token_ids == expected, path
-        assert len(set(expected)) > 10, "a model that repeats itself tests little"
+    hundred = SamplingParams(temperature=0, max_tokens=100, ignore_eos=True)
+    outputs = llm.generate(prompts(10), hundred, lora_request=requests(paths), use_tqdm=False)
+    for path, output, tokens in zip(paths, outputs, expected, strict=True):
+        assert output.outputs[0].token_ids == tokens, path
+        assert len(set(tokens)) > 10, "a model that repeats itself tests little"
 
 
 @pytest.mark.parametrize("quantization", ["none", "q8"])

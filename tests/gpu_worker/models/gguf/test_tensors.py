@@ -11,7 +11,7 @@ import transformers
 from differences import difference
 from effort import diagonal, some
 from gguf.quants import dequantize as theirs
-from gguf_models import MIXTURES, finish, q4_k_m, write_bare, write_gguf, write_values
+from gguf_models import MIXTURES, finish, write_bare, write_gguf, write_values
 from instruction_sets import OPS
 from safetensors.torch import load_file
 
@@ -218,35 +218,38 @@ def test_a_mixture_runs_on_its_own_bits(name, kinds, formats, tiny, load, all_lo
             assert difference(all_logits(load(path, quantization=scheme), PROMPT), rounded) < 2e-5
 
 
-BOUNDS = {"auto": 5e-3, "auto-a8": 0.1}  # of the error of a logit, over the largest of all logits
-KNOWN = {"auto": 0.8, "auto-a8": 0.2}  # the share of tokens, at least, that such an error cannot change
+LOSSES = {
+    "auto": (1e-2, 0.95),
+    "auto-a8": (0.3, 0.6),
+}  # at most, of the largest logit; and the share of tokens with none
 
 
 @pytest.mark.skipif(native.load() is None, reason="the extension was not built")
-@pytest.mark.parametrize(
-    ("scheme", "kinds"), some(((scheme, kinds) for scheme in BOUNDS for kinds, _ in MIXTURES[:4]), [("auto", q4_k_m)])
-)
-def test_greedy_tokens_of_a_mixture_are_those_of_a_decoder_in_floats(scheme, kinds, tiny, load, greedy, tmp_path):
-    """Wherever the likeliest token leads by more than rounding of inputs may change."""
+@pytest.mark.parametrize("scheme", LOSSES)
+@pytest.mark.parametrize("number", some(range(4), [1]))
+def test_greedy_tokens_of_a_mixture_are_those_of_a_decoder_in_floats(number, scheme, tiny, load, greedy, tmp_path):
+    """Or others whose logit is as large there, but for twice what the rounding of inputs may change of a logit."""
     path = tmp_path / "model.gguf"
-    values = write_gguf(tiny("llama-wide").directory, path, kinds)
+    values = write_gguf(tiny("llama-wide").directory, path, MIXTURES[number][0])
     plain = write_values(tiny("llama-wide").directory, tmp_path / "plain", values)
     model = transformers.AutoModelForCausalLM.from_pretrained(plain, dtype=torch.float32).eval()
-    prompts, sure, count = [*PROMPTS, PROMPT], 0, 64
-    for prompt, output in zip(prompts, greedy(load(path, quantization=scheme), prompts, count), strict=True):
+    prompts, losses = [*PROMPTS, PROMPT], []
+    for prompt, output in zip(prompts, greedy(load(path, quantization=scheme), prompts, 64), strict=True):
+        assert len(set(output)) > 8, "a model that repeats itself tests little"
         with torch.inference_mode():
             logits = model(torch.tensor([prompt + output]), use_cache=False).logits[0, len(prompt) - 1 : -1]
-        best = logits.topk(2)
-        leads = best.values[:, 0] - best.values[:, 1] > 2 * BOUNDS[scheme] * logits.abs().max()
-        assert torch.equal(torch.tensor(output)[leads], best.indices[leads, 0])
-        sure += int(leads.sum())
-    assert sure >= KNOWN[scheme] * count * len(prompts)
+        chosen = logits.gather(1, torch.tensor(output)[:, None])[:, 0]
+        losses.append((logits.max(dim=1).values - chosen) / logits.abs().max())
+    found, (most, share) = torch.cat(losses), LOSSES[scheme]
+    print(number, scheme, found.max(), (found < 1e-5).float().mean())
+    assert found.max() <= most
+    assert (found < 1e-5).float().mean() >= share
 
 
 def test_a_file_without_a_vocabulary_takes_token_ids(tiny, load, tmp_path):
     """Routers read the tokenizer of the path that a worker names, and leave out a worker whose path has none."""
     for kind in ("", "none", "no_vocab", "gpt2"):
-        path = tmp_path / f"{kind}.gguf"
+        path = tmp_path / f"of-{kind}.gguf"
         describe = (lambda writer, kind=kind: writer.add_tokenizer_model(kind)) if kind else None
         write_gguf(tiny("llama").directory, path, describe_tokens=describe)
         found = load(path).info.tokenizer
