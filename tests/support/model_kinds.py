@@ -29,7 +29,7 @@ GGUF_MODELS = {  # as llama.cpp's files of them can have them
     "qwen3_moe": ("Qwen3Moe", {**MIXTURES["qwen3_moe"][1], "norm_topk_prob": True}),
     "gpt_oss": ("GptOss", {**MIXTURES["gpt_oss"][1], "swiglu_limit": 7.0}),
     "ernie4_5": TYPES["ernie4_5"],
-    "deepseek_v2": ("DeepseekV2", {**LATENTS["deepseek_v2"][1], "q_lora_rank": None}),
+    "deepseek_v2": ("DeepseekV2", {**LATENTS["deepseek_v2"][1], "q_lora_rank": None, "qk_nope_head_dim": 32}),
 }
 Model = tuple[str, dict[str, Any]]  # the class of the configuration, without "Config", and its fields
 
@@ -106,7 +106,9 @@ KINDS: dict[str, ModelKind] = {
     },
     "gguf q4_k q6_k, inputs in 8 bits": ModelKind(in_gguf(q4_k_m), "q4_k, q6_k; inputs 8 bits", COARSE),
     "gguf in parts": ModelKind(in_gguf("Q8_0", in_part=8), "q8"),
-    **{form: ModelKind(in_codes(form)) for form in ("awq", "gptq", "gptq-act-order", "packed", "packed-8", "int8")},
+    **{form: ModelKind(in_codes(form)) for form in ("gptq", "gptq-act-order", "packed", "packed-8")},
+    "awq": ModelKind(in_codes("awq"), "q4_zeros"),
+    "int8": ModelKind(in_codes("int8"), "q8_rows"),
     "fp8": ModelKind(in_fp8),
     "mxfp4": ModelKind(in_mxfp4, "mxfp4"),
     "gguf gpt_oss mxfp4": ModelKind(converted("gpt_oss", "MXFP4"), "mxfp4"),
@@ -119,6 +121,6 @@ KINDS: dict[str, ModelKind] = {
     **{f"gguf {name}": ModelKind(converted(name)) for name in GGUF_MODELS if name != "gpt_oss"},
     **{
         name: ModelKind(plain(TYPES[name]), same_bits=False)
-        for name in ("glm4", "starcoder2", "stablelm", "cohere2", *STATES)
+        for name in ("glm4", "starcoder2-unwindowed", "stablelm", "cohere2", *STATES)
     },
 }
