@@ -210,7 +210,9 @@ def _check_sent(histories: Iterable[transfer_pb2.NamedHistory]) -> None:
         for field, block in [*fields, ("tail", each.tail)]:
             num_bytes += len(block.content)
             if num_bytes > MOST_SENT_BYTES:
-                told = f"up to here the blocks of this call have {num_bytes} bytes, of {MOST_SENT_BYTES}: name it without"
+                told = (
+                    f"up to here the blocks of this call have {num_bytes} bytes, of {MOST_SENT_BYTES}: name it without"
+                )
                 raise InvalidArgument(f"histories[{index}].{field}.content", told)
 
 
