@@ -218,32 +218,42 @@ def test_a_mixture_runs_on_its_own_bits(name, kinds, formats, tiny, load, all_lo
             assert difference(all_logits(load(path, quantization=scheme), PROMPT), rounded) < 2e-5
 
 
-LOSSES = {
-    "auto": (1e-2, 0.95),
-    "auto-a8": (0.3, 0.6),
-}  # at most, of the largest logit; and the share of tokens with none
+LOSSES = {"auto": (1e-3, 0.98), "auto-a8": (1e-2, 0.95)}  # at most, of the largest logit; and how many have none
+SHARE, FILE = 0.1, "model.safetensors"
+STARTS = [[(i * 5 + 3 + at * 11) % 128 for i in range(length)] for at, length in enumerate((30, 2, 17, 50))]
 
 
 @pytest.mark.skipif(native.load() is None, reason="the extension was not built")
 @pytest.mark.parametrize("scheme", LOSSES)
 @pytest.mark.parametrize("number", some(range(4), [1]))
 def test_greedy_tokens_of_a_mixture_are_those_of_a_decoder_in_floats(number, scheme, tiny, load, greedy, tmp_path):
-    """Or others whose logit is as large there, but for twice what the rounding of inputs may change of a logit."""
-    path = tmp_path / "model.gguf"
-    values = write_gguf(tiny("llama-wide").directory, path, MIXTURES[number][0])
-    plain = write_values(tiny("llama-wide").directory, tmp_path / "plain", values)
+    """Or others whose logit is as large there, but for what the rounding of inputs may change of the two.
+
+    Random blocks all point one way, so that each token would be the same one if layers counted much here beside the
+    embedding, which is that of the model.
+    """
+
+    def kinds(tensor: str) -> str:
+        return MIXTURES[number][0](tensor) if "layers" in tensor else "Q8_0"
+
+    source = tiny("llama-wide").directory
+    quiet = {name: each * (SHARE if "layernorm" in name else 1) for name, each in load_file(source / FILE).items()}
+    source = write_values(source, tmp_path / "quiet", quiet)
+    values = write_gguf(source, tmp_path / "model.gguf", kinds)
+    plain = write_values(source, tmp_path / "plain", values)
     model = transformers.AutoModelForCausalLM.from_pretrained(plain, dtype=torch.float32).eval()
-    prompts, losses = [*PROMPTS, PROMPT], []
-    for prompt, output in zip(prompts, greedy(load(path, quantization=scheme), prompts, 64), strict=True):
-        assert len(set(output)) > 8, "a model that repeats itself tests little"
+    losses, seen = [], set()
+    outputs = greedy(load(tmp_path / "model.gguf", quantization=scheme), STARTS, 48)
+    for prompt, output in zip(STARTS, outputs, strict=True):
+        seen |= set(output)
         with torch.inference_mode():
             logits = model(torch.tensor([prompt + output]), use_cache=False).logits[0, len(prompt) - 1 : -1]
         chosen = logits.gather(1, torch.tensor(output)[:, None])[:, 0]
         losses.append((logits.max(dim=1).values - chosen) / logits.abs().max())
-    found, (most, share) = torch.cat(losses), LOSSES[scheme]
-    print(number, scheme, found.max(), (found < 1e-5).float().mean())
+    found, (most, least) = torch.cat(losses), LOSSES[scheme]
+    assert len(seen) > 16, "a model that repeats itself tests little"
     assert found.max() <= most
-    assert (found < 1e-5).float().mean() >= share
+    assert (found < 1e-5).float().mean() >= least
 
 
 def test_a_file_without_a_vocabulary_takes_token_ids(tiny, load, tmp_path):
