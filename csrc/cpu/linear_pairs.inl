@@ -6,7 +6,7 @@
 
 constexpr std::int64_t kFewestPaired = 6;  // columns
 constexpr std::int64_t kPairedRows = 8;
-constexpr std::int64_t kPairs = 3;  // 8 x 3 sums in 32 registers
+constexpr std::int64_t kPairs = 3;         // 8 x 3 sums in 32 registers
 constexpr std::int64_t kPairedChunk = 80;  // eights of k, at most; chunks of a row are about as long as each other
 constexpr std::int64_t kHighTurn = 1024;   // rows
 constexpr std::int64_t kPairedSums = kPairedRows * kPairs * 16;
