@@ -22,6 +22,10 @@ def norm(_: Any) -> Operation:
     return "norm", {"to": to, "from_": STATES, "weight": ones(16), **more}
 
 
+def layer_norm(_: Any) -> Operation:
+    return "layer_norm", {"to": taken(32)[0], "from_": STATES, "weight": ones(32), "bias": ones(32), "eps": 1e-5}
+
+
 def scale(_: Any) -> Operation:
     return "scale", {"to": STATES, "by": ones(32)}
 
@@ -70,7 +74,7 @@ def mamba1(_: Any) -> Operation:
     return "mamba1", {**slices, **more}
 
 
-for each in (norm, scale, take, linear, convolve, delta, mamba1, mamba2):
+for each in (norm, layer_norm, scale, take, linear, convolve, delta, mamba1, mamba2):
     of(f"LayerProgram.{each.__name__}")(adding(each))
 
 
@@ -82,28 +86,37 @@ def arena() -> list[Tensor]:
 def room_begin(g: Given) -> Call:
     room, layers, states = g.module.ProgramRoom(), [kv()], arena()
     room.use(layers, states, 8)
-    return Call(room.begin, {**g.batch(), "slots": g.longs(8, 18)}, held=(room, layers, states))
+    crossed = {
+        f"crossed_{name}": each for name, each in zip(("cu_q", "lens", "tables"), g.batch().values(), strict=True)
+    }
+    given = {**g.batch(), "slots": g.longs(8, 18), "starts": g.ints(2, 0), **crossed}
+    return Call(room.begin, given, held=(room, layers, states))
 
 
 @of("LayerProgram.run", "states")
 def program_run(g: Given) -> Call:
     """All operations that other calls have, and attention."""
     program, room, layers, states = g.module.LayerProgram(32, WIDE), g.module.ProgramRoom(), [kv()], arena()
-    held = [make(g) for make in (norm, scale, take, linear, convolve, delta, mamba1, mamba2)]
+    held = [make(g) for make in (norm, layer_norm, scale, take, linear, convolve, delta, mamba1, mamba2)]
     for name, arguments in held:
         getattr(program, name)(**arguments)
     to, queries, keys, values = taken(64, 64, 32, 32)
+    bias = ones(4, 5)
     program.attend(to, queries, keys, values, 0, 16, 8, 0.25)
+    program.keep(keys, values, 0, 16)
+    program.attend(to, queries, keys, values, 0, 16, 0, 0.25, bias=bias, both_ways=True)
+    program.attend_crossed(to, queries, 0, 16, 0.25)
+    program.activate(to, "gelu")
     program.silu_mul(to, queries, to)
     program.sigmoid_mul(to, queries, to)
     program.multiply(to, queries)
     program.add(STATES, keys, 0.5)
     room.use(layers, states, 8)
     batch, slots = g.batch(), g.longs(8, 18)
-    room.begin(*batch.values(), slots)
+    room.begin(*batch.values(), slots, None, *batch.values())
 
     def run(**given: Any) -> None:
         program.run(room=room, **given)
 
     given = {"states": randn(g.n, 32), "cos": ones(g.n, 4), "sin": ones(g.n, 6)}
-    return Call(run, given, held=(held, room, layers, states, batch, slots, program))
+    return Call(run, given, held=(held, bias, room, layers, states, batch, slots, program))

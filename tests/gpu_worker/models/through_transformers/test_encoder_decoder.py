@@ -68,6 +68,23 @@ def test_sequences_of_different_lengths_get_the_tokens_of_generate(name, encoded
 
 
 @extended
+@pytest.mark.parametrize("name", some(NAMES, ONE_OF_EACH_ATTENTION))
+def test_layers_run_as_programs_and_by_their_own_code(name, encoded, load, monkeypatch):
+    """Those of the encoder as well. Numbers of another type are none that programs take."""
+    model, runner = encoded(name), load(encoded(name).directory)
+    programs, prompts = runner._decoder.stack_programs, {f"p{length}": text(length, length) for length in (1, 30, 61)}
+    expected, ran = {key: model.generate(read, 20) for key, read in prompts.items()}, []
+    run = programs._program.run
+    monkeypatch.setattr(programs, "run", lambda states: ran.append(len(states)) or run(states, programs._room))
+    assert outputs_of(engine_of(runner), prompts) == expected
+    monkeypatch.setattr(programs, "use", lambda kv: False)
+    assert outputs_of(engine_of(runner), {f"own {key}": read for key, read in prompts.items()}) == {
+        f"own {key}": tokens for key, tokens in expected.items()
+    }
+    assert load(model.directory, dtype="bfloat16")._decoder.stack_programs is None
+
+
+@extended
 @pytest.mark.parametrize(("form", "name"), diagonal(FORMS, NAMES))
 def test_a_continued_sequence_has_the_same_bits(name, form, encoded, load):
     """Another worker computes it again, or it goes on there with its blocks, or after a swap or a prefix hit."""
