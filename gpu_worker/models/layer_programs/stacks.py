@@ -120,8 +120,8 @@ class DecoderPrograms:
         """Writes keys and values of cross attention, of what the encoder gave [num_tokens, size], into these slots."""
         count, size = len(states), self._kept_room_block()
         table = torch.zeros((1, -(-count // size)), dtype=torch.int32)  # nobody reads what it names
-        lengths = torch.tensor([count], dtype=torch.int32)
-        self._kept_room.begin(torch.tensor([0, count], dtype=torch.int32), lengths, table, slots)
+        ends, lengths = torch.tensor([0, count], dtype=torch.int32), torch.tensor([count], dtype=torch.int32)
+        self._kept_room.begin(ends, lengths, table, slots)
         self._kept.run(states, self._kept_room)
 
     def begin(self, own: Mapping[str, Tensor], crossed: Mapping[str, Tensor]) -> None:

@@ -172,7 +172,7 @@ def test_layers_are_rounded(name, scheme, encoded, load, monkeypatch, tmp_path):
 @extended
 @pytest.mark.parametrize(("name", "formats"), [("t5", {"q8_rows"}), ("bart", {"q8_rows"}), ("wide", {"q8", "q8_rows"})])
 def test_by_q8_a8_rows_have_one_scale(name, formats, encoded, load, monkeypatch, tmp_path):
-    """But for the output projection, and for T5's layers of inputs whose sizes differ most. Logits are about the same."""
+    """But for the output projection, and for T5's layers of inputs whose sizes differ most."""
     monkeypatch.setattr(packed_cache, "LEAST_BYTES", 0)
     model = TinyEncoded("t5", tmp_path, d_ff=64) if name == "wide" else encoded(name)
     options = {"quantization": "q8-a8", "packed_cache": str(tmp_path / "packed")}
