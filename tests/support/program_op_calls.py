@@ -59,6 +59,12 @@ def mamba2(_: Any) -> Operation:
     return "mamba2", {**recurrence("space"), "skips": ones(2), "low": 0.0, "high": 1.0}
 
 
+def attend(_: Any) -> Operation:
+    slices = dict(zip(("to", "queries", "keys", "values"), taken(64, 64, 32, 32), strict=True))
+    more = {"layer": 0, "head_dim": 16, "rotated": 0, "scale": 0.25, "window": 0, "soft_cap": 0.0}
+    return "attend", {**slices, **more, "bias": ones(4, 5), "both_ways": True}
+
+
 def adding(make: Any) -> Any:
     def call(g: Given) -> Call:
         name, arguments = make(g)
@@ -74,7 +80,7 @@ def mamba1(_: Any) -> Operation:
     return "mamba1", {**slices, **more}
 
 
-for each in (norm, layer_norm, scale, take, linear, convolve, delta, mamba1, mamba2):
+for each in (norm, layer_norm, scale, take, linear, convolve, delta, mamba1, mamba2, attend):
     of(f"LayerProgram.{each.__name__}")(adding(each))
 
 
@@ -97,14 +103,12 @@ def room_begin(g: Given) -> Call:
 def program_run(g: Given) -> Call:
     """All operations that other calls have, and attention."""
     program, room, layers, states = g.module.LayerProgram(32, WIDE), g.module.ProgramRoom(), [kv()], arena()
-    held = [make(g) for make in (norm, layer_norm, scale, take, linear, convolve, delta, mamba1, mamba2)]
+    held = [make(g) for make in (norm, layer_norm, scale, take, linear, convolve, delta, mamba1, mamba2, attend)]
     for name, arguments in held:
         getattr(program, name)(**arguments)
     to, queries, keys, values = taken(64, 64, 32, 32)
-    bias = ones(4, 5)
     program.attend(to, queries, keys, values, 0, 16, 8, 0.25)
     program.keep(keys, values, 0, 16)
-    program.attend(to, queries, keys, values, 0, 16, 0, 0.25, bias=bias, both_ways=True)
     program.attend_crossed(to, queries, 0, 16, 0.25)
     program.activate(to, "gelu")
     program.silu_mul(to, queries, to)
@@ -119,4 +123,4 @@ def program_run(g: Given) -> Call:
         program.run(room=room, **given)
 
     given = {"states": randn(g.n, 32), "cos": ones(g.n, 4), "sin": ones(g.n, 6)}
-    return Call(run, given, held=(held, bias, room, layers, states, batch, slots, program))
+    return Call(run, given, held=(held, room, layers, states, batch, slots, program))

@@ -39,7 +39,7 @@ BLOCK = 16  # tokens of a block of the encoder's own pages
 
 
 class EncoderProgram:
-    """What the layers of an encoder do with the tokens of one sequence. Any thread may run it: one does at a time."""
+    """What each layer of an encoder does with the tokens of one sequence. Any thread may run it: one does at a time."""
 
     def __init__(self, ops: NativeCpuOps, layers: Sequence[nn.Module], hidden: int, biases: Sequence[Tensor | None]):
         """`biases`: of each layer, by how far a key is after its query; None: there are none."""
@@ -51,11 +51,11 @@ class EncoderProgram:
         if len(heads) != 1:
             raise UnknownLayer(f"layers with {len(heads)} numbers of heads")
         self._heads = heads.pop()
-        recipe = LayerRecipe(ops.extension, hidden)
-        for layer, bias in zip(layers, biases, strict=True):
+        self._recipes = [LayerRecipe(ops.extension, hidden) for _ in layers]
+        for recipe, layer, bias in zip(self._recipes, layers, biases, strict=True):
             # All layers have the same pages, one after another.
             _write_layer(recipe, layer, 0, self._heads[1], {"bias": bias, "both_ways": True})
-        self._recipe, self._program = recipe, recipe.program()
+        self._programs = [each.program() for each in self._recipes]
 
     def run(self, states: Tensor) -> None:
         """Changes states [num_tokens, hidden] of all tokens of a sequence."""
@@ -69,7 +69,8 @@ class EncoderProgram:
                 torch.arange(count),
             )
             self._room.begin(*given)
-            self._program.run(states, self._room)
+            for program in self._programs:  # a program of all layers would keep steps waiting that run beside it
+                program.run(states, self._room)
 
     def _make_room(self, num_blocks: int) -> None:
         if num_blocks > self._num_blocks:
@@ -180,6 +181,7 @@ def _run_layer(
     if not runs():
         return own(hidden_states, *given, **named)
     if run is not None:
+        hidden_states = hidden_states.contiguous()
         run(hidden_states[0])
     return hidden_states if more is None else (hidden_states, *more)
 
