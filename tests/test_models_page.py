@@ -12,20 +12,18 @@ from transformers import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from gpu_worker.models.model_kind import (
-    ENCODED,
     ENCODER_DECODERS,
     ENCODERS,
     MODALITIES,
     OWN_DECODERS,
-    PICTURES,
     RECURRENT,
-    SPEECH,
     TEXT_PARTS,
     THROUGH_TRANSFORMERS,
     refuse_unservable,
 )
 from octavo.model_files.gguf import REMOVED_TYPES, TensorType
 from octavo.model_files.gguf_support import ARCHITECTURES, DECODED
+from octavo.model_files.quantization import ENCODED, PICTURES, SPEECH
 from octavo.request.errors import BadModel
 from octavo.text.tokenizers.gguf_vocabulary import PRE_TOKENIZERS
 

@@ -1,6 +1,6 @@
 """The Transfer service: what other workers call when a sequence moves here, or when they lack blocks."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from typing import TYPE_CHECKING
 
 from gpu_worker.engine.adapter_files import FilePiece
@@ -8,6 +8,7 @@ from gpu_worker.migration.blocks.frames import SECRET_BYTES
 from gpu_worker.migration.calls.standby_calls import (
     MOST_HISTORIES,
     MOST_NAMED,
+    MOST_SENT_BYTES,
     HistoryState,
     NamedHistory,
     StandbyRequest,
@@ -187,6 +188,7 @@ def standby_from_wire(message: transfer_pb2.StandbyRequest) -> StandbyRequest:
         raise InvalidArgument("histories", f"{len(message.histories)} are too many; at most {MOST_HISTORIES}")
     if sum(len(each.hashes) for each in message.histories) > MOST_NAMED * HASH_BYTES:
         raise InvalidArgument("histories", f"they name too many blocks; at most {MOST_NAMED} in a call")
+    _check_sent(message.histories)
     histories = [_history_from_wire(f"histories[{index}]", each) for index, each in enumerate(message.histories)]
     if len({(each.seq_id, each.branch) for each in histories}) != len(histories):
         raise InvalidArgument("histories", "one branch is named twice: name each once")
@@ -198,6 +200,20 @@ def standby_from_wire(message: transfer_pb2.StandbyRequest) -> StandbyRequest:
         histories,
         message.number,
     )
+
+
+def _check_sent(histories: Iterable[transfer_pb2.NamedHistory]) -> None:
+    """Raises InvalidArgument with the block that is too much: no more is read, summed or kept of a call."""
+    num_bytes = 0
+    for index, each in enumerate(histories):
+        fields = [(f"blocks[{number}]", block) for number, block in enumerate(each.blocks)]
+        for field, block in [*fields, ("tail", each.tail)]:
+            num_bytes += len(block.content)
+            if num_bytes > MOST_SENT_BYTES:
+                told = (
+                    f"up to here the blocks of this call have {num_bytes} bytes, of {MOST_SENT_BYTES}: name it without"
+                )
+                raise InvalidArgument(f"histories[{index}].{field}.content", told)
 
 
 def _history_from_wire(field: str, message: transfer_pb2.NamedHistory) -> NamedHistory:

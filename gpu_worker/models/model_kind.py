@@ -6,6 +6,7 @@ from typing import Any
 from gpu_worker.models.decoders.config import LLAMA_LIKE, is_llama_like
 from gpu_worker.models.decoders.gpt_families import FAMILIES
 from octavo.model_files import quantization
+from octavo.model_files.quantization import ENCODED, PICTURES, SPEECH
 from octavo.request.errors import BadModel
 
 # Ends of the class names by which Transformers says that a model has an output projection for the next token.
@@ -17,13 +18,7 @@ ENCODERS = (
     *("rembert", "roberta", "roberta-prelayernorm", "roc_bert", "roformer", "xlm-roberta", "xlm-roberta-xl", "xmod"),
 )
 
-# Models of text with an encoder and a decoder: gpu_worker/models/through_transformers/encoder_decoder.py.
-ENCODED = ("bart", "blenderbot", "blenderbot-small", "marian", "mbart", "mt5", "pegasus", "plbart", "t5", "umt5")
-
-# Models whose encoder reads speech: gpu_worker/models/through_transformers/speech_decoder.py.
-SPEECH = ("whisper",)
-
-# Other models of an encoder and a decoder.
+# Models of an encoder and a decoder that are not served.
 ENCODER_DECODERS = ("bigbird_pegasus", "led", "mvp", "prophetnet", "trocr")
 CONDITIONAL_CLASSES = ("ForConditionalGeneration", "MTModel")  # ends of class names of both with an output projection
 
@@ -39,9 +34,6 @@ TEXT_PARTS = (
     *("internvl", "lfm2_vl", "lfm3_vl", "llava", "llava_next", "llava_onevision", "minicpmv4_6", "minicpmv4_7"),
     *("mistral3", "ovis2", "qwen3_5", "qwen3_5_moe", "smolvlm", "vipllava"),
 )
-
-# Those whose pictures are read: gpu_worker/models/loading/picture_models.py.
-PICTURES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
 
 PARTS = ("text_config", "vision_config", "audio_config", "audio_encoder_config")  # of configurations of such models
 

@@ -18,12 +18,13 @@ MIXTURES = (  # whose experts the extension multiplies, too
     *("kimi_k2", "minimax_m2", "mixtral", "olmoe", "qwen2_moe", "qwen3_moe", "solar_open"),
 )
 CODED = (*LLAMA_LIKE, *(name for name in MIXTURES if name != "gpt_oss"))  # whose files may be in codes or fp8
-# Models whose files are read neither so nor decoded, as those of models that run through Transformers are.
-UNDECODED = (
-    *("bart", "blenderbot", "blenderbot-small", "bloom", "codegen", "falcon", "gpt2", "gpt-sw3", "gpt_neo", "gpt_oss"),
-    *("gptj", "marian", "mbart", "mpt", "mt5", "pegasus", "plbart", "qwen2_5_vl", "qwen2_vl", "qwen3_vl"),
-    *("qwen3_vl_moe", "t5", "umt5", "whisper"),
-)
+LIKE_GPT = ("bloom", "codegen", "falcon", "gpt2", "gpt-sw3", "gpt_neo", "gptj", "mpt")  # octavo's decoder of GPT
+# Models of text with an encoder and a decoder: gpu_worker/models/through_transformers/encoder_decoder.py.
+ENCODED = ("bart", "blenderbot", "blenderbot-small", "marian", "mbart", "mt5", "pegasus", "plbart", "t5", "umt5")
+SPEECH = ("whisper",)  # their encoder reads speech: gpu_worker/models/through_transformers/speech_decoder.py
+PICTURES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")  # gpu_worker/models/loading/picture_models.py
+# Whose files are read neither in codes nor in fp8, as those of models that run through Transformers are.
+WITHOUT_CODES = (*LIKE_GPT, *ENCODED, *SPEECH, *PICTURES, "gpt_oss")
 # Models that read pictures whose text octavo's own decoder computes on a CPU, and as what. Their encoders stay floats.
 PICTURED = {"qwen2_5_vl": "qwen2", "qwen2_vl": "qwen2", "qwen3_vl": "qwen3"}
 GPTQ_FORMATS = ("gptq", "gptq_v2")  # where zero points are stored minus one, and where they are stored as they are
@@ -48,7 +49,7 @@ def find_obstacle(config: Mapping[str, Any]) -> str:
     obstacle = obstacles[method](content)
     if obstacle:
         return f"quantization_config of {method}: {obstacle}; {REMEDY}"
-    if config.get("model_type") not in UNDECODED:
+    if config.get("model_type") not in WITHOUT_CODES:
         return ""
     return f"weights so quantized are not read of {config.get('model_type')}; {REMEDY}"
 

@@ -8,6 +8,8 @@ import json
 import os
 import ssl
 from collections.abc import AsyncGenerator, Iterator, Mapping
+from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from octavo.process.command_error import CommandError
@@ -29,6 +31,13 @@ MESSAGE_CHARACTERS = 300  # of an error's text
 MAX_EVENT_BYTES = 16 * 1024 * 1024
 CLOSED = (ConnectionResetError, BrokenPipeError)
 FAREWELL_S = 0.25  # connections over TLS end in the background, which the loop has to outlive; aiohttp asks for this
+
+
+@dataclass(slots=True)
+class SentRequest:
+    """What aiohttp has told of one attempt to send a request."""
+
+    on_open_connection: bool = False  # one on which a request before was answered
 
 
 class OpenAiEndpoint:
@@ -65,8 +74,11 @@ class OpenAiEndpoint:
         connector = aiohttp.TCPConnector(
             limit=0, force_close=not self._keep_alive, ssl=tls.client_context() if tls is not None else True
         )
+        trace = aiohttp.TraceConfig()
+        trace.on_connection_reuseconn.append(_note_open_connection)
         self._session = aiohttp.ClientSession(
             connector=connector,
+            trace_configs=[trace],
             headers={"Authorization": f"Bearer {key}"} if key else None,
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=timeout_s),
         )
@@ -111,9 +123,7 @@ class OpenAiEndpoint:
         import aiohttp
 
         try:
-            async with self._opened.post(
-                self._base + self._path, json=self._body(request), server_hostname=self._server_name
-            ) as response:
+            async with await self._post(request) as response:
                 if response.status != 200:
                     raise RequestFailed(f"HTTP {response.status}", await _error_text(response))
                 events, ended = ServerSentEvents(), False
@@ -131,6 +141,23 @@ class OpenAiEndpoint:
             raise RequestFailed("not connected", _words(error)) from None
         except (aiohttp.ClientError, *CLOSED) as error:
             raise RequestFailed("connection lost", _words(error)) from None
+
+    async def _post(self, request: BenchRequest) -> "aiohttp.ClientResponse":
+        """Sends a request until its answer begins. On an open connection that the server has closed meanwhile nothing
+        comes back, and the request is sent again: on the next one, or on a new one.
+        """
+        import aiohttp
+
+        url, body = self._base + self._path, self._body(request)
+        while True:
+            sent = SentRequest()
+            try:
+                return await self._opened.post(
+                    url, json=body, server_hostname=self._server_name, trace_request_ctx=sent
+                )
+            except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError, *CLOSED):
+                if not sent.on_open_connection:
+                    raise
 
     def _body(self, request: BenchRequest) -> dict[str, Any]:
         body: dict[str, Any] = {
@@ -186,6 +213,11 @@ class ServerSentEvents:
             elif not line and self._data:
                 data, self._data = b"\n".join(self._data), []
                 yield data
+
+
+async def _note_open_connection(_: object, context: SimpleNamespace, __: object) -> None:
+    if isinstance(context.trace_request_ctx, SentRequest):
+        context.trace_request_ctx.on_open_connection = True
 
 
 def base_of(url: str) -> str:

@@ -48,15 +48,35 @@ class RateLimiter:
             while True:
                 if stopped():
                     return False
-                self._catch_up()
-                rate = self._rate
-                if rate is None:
+                wait_s = self._wait_s()
+                if not wait_s:
+                    self._count(count)
                     return True
-                late = self._ahead - rate * BURST_S
-                if rate > 0 and late <= 0:
-                    self._ahead += count
-                    return True
-                self._changed.wait(min(late / rate, LONGEST_WAIT_S) if rate > 0 else LONGEST_WAIT_S)
+                self._changed.wait(wait_s)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether bytes may be sent now."""
+        with self._changed:
+            return not self._wait_s()
+
+    def count_bytes(self, count: int) -> None:
+        """Counts bytes that are sent without waiting: others wait for longer."""
+        with self._changed:
+            self._count(count)
+
+    def _count(self, count: int) -> None:
+        if self._rate is not None:
+            self._ahead += count
+
+    def _wait_s(self) -> float:
+        """How long to wait before anything may be sent, or the rate is to be looked at again; 0.0: not at all."""
+        self._catch_up()
+        rate = self._rate
+        if rate is None:
+            return 0.0
+        late = max(0.0, self._ahead - rate * BURST_S)
+        return min(late / rate, LONGEST_WAIT_S) if rate > 0 else LONGEST_WAIT_S
 
     def _catch_up(self) -> None:
         now = time.monotonic()

@@ -80,8 +80,8 @@ class ConnectionPool:
     """The connections that are in use, or were until some seconds ago."""
 
     def __init__(self, reader: BlockMemory, share: LinkShare, tls: ListenerTls | None = None) -> None:
+        self.share = share
         self._reader = reader
-        self._share = share
         self._tls = tls
         self._connections: dict[Incarnation, TargetConnection] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -91,7 +91,7 @@ class ConnectionPool:
         """The connection to a worker, for as long as the caller is inside. Nothing is sent by this."""
         connection = self._connections.get(target.incarnation)
         if connection is None:
-            connection = TargetConnection(target, self._reader, self._share, self._tls)
+            connection = TargetConnection(target, self._reader, self.share, self._tls)
             self._connections[target.incarnation] = connection
         if connection.closing is not None:
             connection.closing.cancel()

@@ -1,5 +1,6 @@
 """The call Standby as plain values."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from gpu_worker.migration.blocks.checksum import BlockChecksum
@@ -8,6 +9,7 @@ from octavo.request.ids import BlockHash, Incarnation, SequenceId
 
 MOST_HISTORIES = 1024  # of one call
 MOST_NAMED = 65_536  # hashes of one call
+MOST_SENT_BYTES = 4 << 20  # of the blocks that come with a call: others are fetched
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +22,10 @@ class NamedHistory:
     hashes: list[BlockHash]  # of the next ones
     blocks: list[SentBlock] = field(default_factory=list)  # the last of these, if they need not be fetched
     tail: SentBlock | None = None  # the block after these
+
+    @property
+    def sent(self) -> list[SentBlock]:
+        return self.blocks if self.tail is None else [*self.blocks, self.tail]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +47,11 @@ class HistoryState:
     num_named: int  # leading blocks that it knows by their hashes
     num_held: int  # leading blocks in its prefix cache
     refused: bool = False  # it has no room, and keeps nothing of the history
+
+
+def num_sent_bytes(histories: Iterable[NamedHistory]) -> int:
+    """Of the blocks that come with the call."""
+    return sum(len(block.content) for each in histories for block in each.sent)
 
 
 def block_checksum(block: SentBlock) -> int:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from gpu_worker.engine.block_port import BlockPort
 from gpu_worker.engine.worker_watch import WorkerWatch
 from gpu_worker.migration.calls.connection_pool import ConnectionPool
-from gpu_worker.migration.calls.standby_calls import MOST_HISTORIES, StandbyRequest
+from gpu_worker.migration.calls.standby_calls import MOST_HISTORIES, MOST_SENT_BYTES, StandbyRequest, num_sent_bytes
 from gpu_worker.migration.calls.targets import TargetPool, TargetWorker
 from gpu_worker.migration.standby.covered_sequences import CoveredBranch, CoveredSequences, note_state
 from gpu_worker.migration.standby.kept_histories import KEEP_S
@@ -39,7 +39,6 @@ MOST_NAMED = 16_384  # hashes of one call
 # take a small part of the time.
 TAIL_PART = 4
 TAIL_PAUSE = 20.0  # times the last call
-MOST_SENT_BYTES = 4 << 20  # of the blocks that come with a call: others are fetched
 
 
 @dataclass(slots=True, eq=False)
@@ -144,8 +143,13 @@ class StandbyOwner:
             await self._tell(told, found)
 
     async def _read_last(self, told: "ToldBuddy") -> FoundBlocks | None:
-        """The last blocks of a history that the buddy does not know yet, and the tail if enough of it is new there."""
-        found = self.sequences.next_tail(told.buddy.incarnation) if self._most_sent else None
+        """The last blocks of a history that the buddy does not know yet, and the tail if enough of it is new there.
+
+        None while the limit of what may leave is used up: full blocks are fetched then, and wait for their turn.
+        """
+        if not self._most_sent or not self._connections.share.limiter.has_room:
+            return None
+        found = self.sequences.next_tail(told.buddy.incarnation)
         if found is None:
             return None
         key, branch = found
@@ -200,6 +204,7 @@ class StandbyOwner:
         request = StandbyRequest(
             self._incarnation, info.fingerprint, info.layout, info.numerics, histories, self._num_calls
         )
+        self._connections.share.limiter.count_bytes(num_sent_bytes(histories))
         try:
             async with self._connections.connect(buddy) as connection:
                 states = await connection.client.standby(request)

@@ -26,12 +26,12 @@ from gpu_worker.models.loading.own_decoders import gpt_decoder, kept, native, op
 from gpu_worker.models.loading.packed_files import PackedFiles
 from gpu_worker.models.loading.picture_models import picture_decoder
 from gpu_worker.models.loading.transformers_models import encoder_decoder, of_tensors
-from gpu_worker.models.model_kind import PICTURES, TEXT_PARTS, THROUGH_TRANSFORMERS, has_encoder, refuse_unservable
+from gpu_worker.models.model_kind import TEXT_PARTS, THROUGH_TRANSFORMERS, has_encoder, refuse_unservable
 from gpu_worker.models.pooling_files import read_pooling
 from gpu_worker.models.text_part import HEAD, TextSource, text_config
 from gpu_worker.models.tokenizer_conversion import find_tokenizer
 from octavo.model_files.lora_support import LoraSupport
-from octavo.model_files.quantization import has_integers, is_mxfp4, rounds_inputs
+from octavo.model_files.quantization import PICTURES, has_integers, is_mxfp4, rounds_inputs
 from octavo.request.errors import BadModel
 
 log = logging.getLogger(__name__)

@@ -10,10 +10,10 @@ from gpu_worker.models.checkpoint.weights import ReadTensors, WeightSource
 from gpu_worker.models.decoders.decoder import Decoder
 from gpu_worker.models.loading.load_options import without_8_bits
 from gpu_worker.models.loading.packed_files import PackedFiles
-from gpu_worker.models.model_kind import SPEECH
 from gpu_worker.models.packed.layer_stacks import StackPacking
 from gpu_worker.models.packed.packed_weights import A8, PackedWeights
 from gpu_worker.ops.native_cpu import NativeCpuOps
+from octavo.model_files.quantization import SPEECH
 from octavo.request.errors import InvalidArgument
 
 

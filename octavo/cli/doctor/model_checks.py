@@ -12,7 +12,7 @@ from octavo.model_files.gguf import GgufFile
 from octavo.model_files.gguf_parts import first_parts
 from octavo.model_files.gguf_support import find_obstacle, runs_through_transformers
 from octavo.model_files.pickled_weights import conversion, find_pickle
-from octavo.model_files.quantization import LLAMA_LIKE, MIXTURES, PICTURED, UNDECODED, describe
+from octavo.model_files.quantization import LIKE_GPT, LLAMA_LIKE, MIXTURES, PICTURED, describe
 from octavo.model_files.quantization import find_obstacle as find_quantization_obstacle
 from octavo.request.errors import MalformedGguf
 from octavo.settings.common import DEMO_MODEL
@@ -156,7 +156,7 @@ def _sound_folder(path: Path, config: Path) -> CheckReport:
     if obstacle := find_quantization_obstacle(values):
         return _bad(f"{path}: {obstacle}", ANOTHER)
     kind = (values.get("text_config") or values).get("model_type")
-    own = kind in (*LLAMA_LIKE, *MIXTURES, *UNDECODED) or values.get("model_type") in PICTURED
+    own = kind in (*LLAMA_LIKE, *MIXTURES, *LIKE_GPT) or values.get("model_type") in PICTURED
     parts = [
         describe(values),
         "" if own else "run by the code of Transformers, which is slower than octavo's own decoders",

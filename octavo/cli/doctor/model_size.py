@@ -8,23 +8,39 @@ import importlib.util
 import json
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import Any
 
 from octavo.cli.doctor import CheckReport
+from octavo.cli.doctor.encoded_size import encoded_size
+from octavo.cli.doctor.sized_model import (
+    AS_THEY_ARE,
+    COLUMNS,
+    ENCODERS,
+    HALVES,
+    LEAST_ROWS,
+    Q4,
+    Q4_ZEROS,
+    Q8,
+    ROUNDED,
+    ModelSize,
+    SizedTensor,
+)
 from octavo.model_files.gguf import GgufFile, TensorInfo, TensorType
 from octavo.model_files.gguf_metadata import Metadata
 from octavo.model_files.gguf_parts import first_parts
 from octavo.model_files.gguf_support import FLOATS, GPT, HELD_AS, runs_through_transformers
 from octavo.model_files.quantization import (
+    ENCODED,
+    LIKE_GPT,
     LLAMA_LIKE,
     MIXTURES,
     PICTURED,
-    UNDECODED,
+    PICTURES,
+    SPEECH,
     bits_of,
     has_integers,
     has_odd_groups,
@@ -39,23 +55,12 @@ from octavo.settings.common import DEMO_MODEL
 MIB = 1 << 20
 COPIED_BYTES = 64 * MIB  # more than a cache holds
 MEASURED_S = 0.2
-# How a worker on a CPU can keep a folder's numbers, and the bytes of one, with its share of a scale where it has one.
-Q8, Q4, Q4_ZEROS = 34 / 32, 18 / 32, 20 / 32
-AS_THEY_ARE, HALVES = ("", None, None), ("--dtype bfloat16", 2.0, 2.0)
-ENCODERS = ("visual.", "model.visual.")  # beginnings of names of encoders of pictures, which stay floats
-ROUNDED = (("--quantization q8", Q8, Q8), ("--quantization q4", Q4, Q8))
-# Kept in 8 bits where others are in 4; the last makes keys and values of latents.
-OUTER = ("embed_tokens.weight", "lm_head.weight", "kv_b_proj.weight")
-EMBEDDINGS = ("embed_tokens.weight", "token_embd.weight")  # of which a token reads a row, if there is a head beside it
-HEAD = re.compile(r"(.*\.)?lm_head\.weight|output\.weight")
 # Tensors of the text of a model that reads more, which alone is loaded (gpu_worker/models/text_part.py).
 OF_TEXT = re.compile(r"(model\.)?(language_model|text_model)\..+|lm_head\..+")
 # What chooses experts, and matrices that others multiply with, stay in floats where Transformers' code runs.
 NOT_ROUNDED = re.compile(r".*\.(gate|router|shared_expert_gate|wg|gating|dt_proj|kv_b_proj)\.weight")
 DECODED = re.compile(r".*\.(ssm_dt|attn_(k|v|kv)_b)\.weight")  # of these, what GGUF files call otherwise
 RECURRENT = re.compile(r"(blk\.\d+)\.(ssm_|shortconv\.).*")
-LEAST_ROWS = 16  # of a matrix that is rounded
-COLUMNS = 32  # it has a multiple of
 CODES = ("qweight", "weight_packed")  # names end so where numbers share words of 32 bits
 BLOCKS = "_blocks"  # two numbers of gpt-oss to a byte
 EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
@@ -78,55 +83,6 @@ AS_STORED = (
 )
 WITHOUT_KEYS = ("conv", "linear_attention", "mamba", "mamba2", "mlp", "moe", "short_conv")  # kinds of layers
 FLOAT_BYTES = 4  # of keys and values, unless --dtype or --kv-cache-dtype says otherwise
-
-
-@dataclass(frozen=True, slots=True)
-class SizedTensor:
-    """`stored` are the bytes of a number as a worker keeps it by itself; `rounds`: unless --quantization says other."""
-
-    name: str
-    numbers: int
-    stored: float
-    rounds: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class ModelSize:
-    """`ways` are flags that a worker on a CPU may have, with the bytes of a number, and of an outer one; None: as the
-    tensor is kept by itself."""
-
-    tensors: list[SizedTensor]
-    ways: Sequence[tuple[str, float | None, float | None]]
-    slots: int  # numbers of keys and values for each token; 0: not known
-    asked: float = 1.0  # the part of the experts that a token asks
-
-    @property
-    def num_numbers(self) -> int:
-        return sum(each.numbers for each in self.tensors)
-
-    @property
-    def kept_bytes(self) -> list[tuple[str, int]]:
-        """The flags that a worker on a CPU may have, and the memory of its weights then."""
-        return [(flags, self._bytes(inner, outer, read=False)) for flags, inner, outer in self.ways]
-
-    @property
-    def read_bytes(self) -> list[int]:
-        """How much a token of a lone stream reads with each of these flags: of experts those that it asks, of an
-        embedding a row, of an encoder nothing."""
-        return [self._bytes(inner, outer, read=True) for _, inner, outer in self.ways]
-
-    def _bytes(self, inner: float | None, outer: float | None, *, read: bool) -> int:
-        total = 0.0
-        has_head = any(HEAD.fullmatch(each.name) for each in self.tensors)
-        for each in self.tensors:
-            is_row = (has_head and each.name.endswith(EMBEDDINGS)) or each.name.startswith(ENCODERS)
-            is_expert = ".experts." in each.name or "_exps." in each.name
-            part = 1.0 if not read else 0.0 if is_row else self.asked if is_expert else 1.0
-            kept = outer if each.name.endswith(OUTER) else inner
-            if kept in (Q8, Q4) and not each.rounds:
-                kept = None
-            total += each.numbers * part * (each.stored if kept is None else kept)
-        return int(total)
 
 
 def size(name: str) -> CheckReport:
@@ -255,20 +211,23 @@ def _of_folder(path: Path) -> ModelSize | None:
         ggufs = first_parts(sorted(path.glob("*.gguf")))
         return _of_file(ggufs[0]) if len(ggufs) == 1 else None
     config = json.loads((path / "config.json").read_bytes())
-    pictured, undecoded = (config.get("model_type") in kinds for kinds in (PICTURED, UNDECODED))
-    has_more = bool(config.get("text_config")) and not undecoded  # than text
+    kind = config.get("model_type")
+    listed = {name: each for file in files for name, each in _header(file).items()}
+    if kind in (*ENCODED, *SPEECH):
+        return encoded_size({name: each["shape"] for name, each in listed.items()}, config)
+    has_more = bool(config.get("text_config")) and kind not in PICTURES  # than text
     config |= config.get("text_config") or {}
-    packs = pictured or config.get("model_type") in (*LLAMA_LIKE, *MIXTURES)
+    packs = kind in PICTURED or config.get("model_type") in (*LLAMA_LIKE, *MIXTURES)
+    in_floats = kind in LIKE_GPT or (kind in PICTURES and not packs)  # whatever --quantization says
     settings = config.get("quantization_config")
     in_codes = settings is not None and (is_mxfp4(config) or has_integers(settings))
-    listed = {name: each for file in files for name, each in _header(file).items()}
     if has_more and any(map(OF_TEXT.fullmatch, listed)):
         listed = {name: each for name, each in listed.items() if OF_TEXT.fullmatch(name)}
     tensors = [_sized(name, each, config, packs) for name, each in listed.items() if not name.endswith(BESIDE_CODES)]
     experts = next((int(config[name]) for name in EXPERTS if config.get(name)), 0)
     return ModelSize(
         tensors,
-        [AS_THEY_ARE] if in_codes else [AS_THEY_ARE, HALVES, *(() if undecoded and not pictured else ROUNDED)],
+        [AS_THEY_ARE] if in_codes else [AS_THEY_ARE, HALVES, *(() if in_floats else ROUNDED)],
         slots=_slots(config),
         asked=int(config.get("num_experts_per_tok") or 0) / experts if experts else 1.0,
     )

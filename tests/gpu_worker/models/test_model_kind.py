@@ -3,7 +3,7 @@
 import pytest
 
 from gpu_worker.models.decoders.gpt_families import FAMILIES
-from gpu_worker.models.model_kind import ENCODED, PICTURES, SPEECH, refuse_unservable
+from gpu_worker.models.model_kind import refuse_unservable
 from octavo.model_files import quantization
 from octavo.request.errors import BadModel
 
@@ -74,6 +74,5 @@ def test_no_weights_are_read_of_a_model_that_is_refused(tmp_path, load):
 
 
 def test_quantized_files_are_read_of_all_types_but_those_that_neither_octavo_nor_transformers_decodes():
-    whole = {*FAMILIES, *PICTURES, *ENCODED, *SPEECH, "gpt_oss"}
-    assert set(quantization.UNDECODED) == whole
-    assert not set(quantization.CODED) & whole
+    assert set(quantization.LIKE_GPT) == set(FAMILIES)
+    assert not set(quantization.CODED) & set(quantization.WITHOUT_CODES)

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -130,6 +131,61 @@ def test_text_runs_on_our_decoder_also_of_the_first_files_rounded_and_with_guess
     (folder / "config.json").write_text(json.dumps(config))
     with pytest.raises(BadModel, match=r"mrope_section: \[16, 24, 24\] do not divide 8 pairs"):
         LLM(str(folder))
+
+
+@pytest.mark.parametrize("kind", ["qwen2_vl", "qwen2_5_vl"])
+def test_the_flat_configuration_of_the_first_files_means_the_same(kind: str, tmp_path: Path) -> None:
+    folder, chat = folder_qwen_vl(tmp_path / "m", kind), (shown(file_of(ONE)), text_part("what is it?"))
+
+    def answer() -> tuple[str, tuple[int, ...]]:
+        with LLM(str(folder), block_size=16, kv_cache_bytes=4 << 20) as llm:
+            return llm.engine.workload.info.numerics, tuple(ask(llm, *chat).outputs[0].token_ids)
+
+    found, config = answer(), json.loads((folder / "config.json").read_text())
+    text = config.pop("text_config")
+    rope = text.pop("rope_parameters")
+    flat = {key: value for key, value in text.items() if key not in ("model_type", "architectures", "layer_types")}
+    flat |= {"rope_theta": rope["rope_theta"]}
+    flat |= {"rope_scaling": {"type": "mrope", "mrope_section": rope["mrope_section"]}, "tie_word_embeddings": False}
+    (folder / "config.json").write_text(json.dumps(flat | config))
+    assert answer() == found
+
+
+@pytest.mark.parametrize("cache", ["int8", "fp8"])
+def test_keys_in_8_bits_give_the_same_tokens_in_pieces_and_beside_others(folder: Path, cache: str) -> None:
+    chats = [chat_of(shown(file_of(ONE)), text_part("what is it?")), chat_of(text_part("or "), shown(file_of(OTHER)))]
+    found = []
+    for most in (32, 512):
+        options = {"kv_cache_dtype": cache, "max_batch_tokens": most}
+        with LLM(str(folder), block_size=16, kv_cache_bytes=4 << 20, **options) as llm:
+            assert cache in llm.engine.workload.info.layout
+            together = llm.chat(chats, GREEDY, use_tqdm=False)
+            again = [ask(llm, *chat[0]["content"]) for chat in chats]
+            found += [[output.outputs[0].token_ids for output in outputs] for outputs in (together, again)]
+    assert found == [found[0]] * 4
+
+
+def test_several_outputs_of_one_picture_share_it(llm: LLM) -> None:
+    parts, before = (shown(file_of(picture(112, 84, seed=3))), text_part("n")), llm.engine.picture_shelf.num_encoded
+    alone = ask(llm, *parts).outputs[0].token_ids
+    llm.reset_prefix_cache()
+    greedy = llm.chat(chat_of(*parts), replace(GREEDY, n=3), use_tqdm=False)[0]
+    assert [each.token_ids for each in greedy.outputs] == [alone] * 3
+    drawn = replace(GREEDY, n=3, temperature=1.0, seed=5)
+    first, second = (llm.chat(chat_of(*parts), drawn, use_tqdm=False)[0].outputs for _ in range(2))
+    assert [each.token_ids for each in first] == [each.token_ids for each in second]
+    assert len({tuple(each.token_ids) for each in first}) == 3
+    assert llm.engine.picture_shelf.num_encoded <= before + 2, "once, and once more where nothing of it is cached"
+
+
+def test_a_context_counts_the_tokens_of_pictures_and_changes_none(folder: Path, llm: LLM) -> None:
+    parts = (shown(file_of(ONE)), text_part("what is it?"))
+    found = ask(llm, *parts)
+    num_prompt = len(found.prompt_token_ids)
+    with LLM(str(folder), block_size=16, kv_cache_bytes=4 << 20, context_tokens=num_prompt + 5) as shorter:
+        assert ask(shorter, *parts).outputs[0].token_ids == found.outputs[0].token_ids[:5]
+        with pytest.raises(InvalidArgument, match=rf"context of {num_prompt + 5}"):
+            ask(shorter, *parts, text_part("and so on"))
 
 
 def test_an_encoder_whose_states_are_no_hidden_states_is_refused(tmp_path: Path) -> None:

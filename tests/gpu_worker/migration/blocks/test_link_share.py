@@ -67,6 +67,20 @@ def test_those_who_share_a_limiter_share_its_rate() -> None:
     assert time.monotonic() - began >= 0.2  # 300 kB, less the last part and the burst
 
 
+def test_bytes_that_do_not_wait_are_counted_and_hold_others_back() -> None:
+    limiter = RateLimiter(1_000_000)
+    assert limiter.has_room
+    limiter.count_bytes(1_000_000_000)
+    assert not limiter.has_room
+    assert not limiter.pass_bytes(1, iter([False, True]).__next__), "it waits until it is stopped"
+    limiter.bytes_per_s = None
+    assert limiter.has_room
+    limiter.count_bytes(1_000_000_000)
+    assert limiter.has_room
+    limiter.bytes_per_s = 0.0
+    assert not limiter.has_room, "nothing is let through at all"
+
+
 def test_who_waits_passes_when_the_rate_changes_and_not_when_it_is_stopped() -> None:
     limiter, stop, results = RateLimiter(0), threading.Event(), list[bool]()
 

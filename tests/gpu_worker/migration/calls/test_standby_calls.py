@@ -5,6 +5,7 @@ import pytest
 from gpu_worker.migration.calls.standby_calls import (
     MOST_HISTORIES,
     MOST_NAMED,
+    MOST_SENT_BYTES,
     NamedHistory,
     StandbyRequest,
     block_checksum,
@@ -30,7 +31,11 @@ def test_a_request_comes_as_it_was_sent() -> None:
     assert standby_from_wire(standby_to_wire(request)) == request
 
 
+HALF = transfer_pb2.SentBlock(hash=bytes(16), content=bytes(MOST_SENT_BYTES // 2 + 1))
 DAMAGED = transfer_pb2.SentBlock(hash=bytes(16), content=b"bytes", checksum=1)
+OTHER_CONTENT = transfer_pb2.SentBlock(  # that of another block, with its checksum
+    hash=bytes(16), content=b"other", checksum=block_checksum(SentBlock(BlockHash(b"o" * 16), b"other"))
+)
 WHOLE = transfer_pb2.SentBlock(
     hash=bytes(16), content=b"bytes", checksum=block_checksum(SentBlock(BlockHash(bytes(16)), b"bytes"))
 )
@@ -53,8 +58,12 @@ def history(**changes: object) -> transfer_pb2.NamedHistory:
         ("histories[0].tail.hash", {"histories": [history(tail=transfer_pb2.SentBlock(hash=b"short"))]}),
         ("histories[0].tail.content", {"histories": [history(tail=DAMAGED)]}),
         ("histories[0].blocks[0].content", {"histories": [history(blocks=[DAMAGED])]}),
+        ("histories[0].blocks[0].content", {"histories": [history(blocks=[OTHER_CONTENT])]}),
+        ("histories[0].tail.content", {"histories": [history(tail=OTHER_CONTENT)]}),
         ("histories[0].blocks", {"histories": [history(hashes=b"x" * 16, blocks=[WHOLE])]}),
         ("histories[0].blocks", {"histories": [history(blocks=[WHOLE, WHOLE])]}),
+        ("histories[0].blocks[1].content", {"histories": [history(hashes=bytes(32), blocks=[HALF, HALF])]}),
+        ("histories[1].tail.content", {"histories": [history(blocks=[HALF]), history(branch=1, tail=HALF)]}),
     ],
 )
 def test_what_cannot_be_right_is_refused_by_its_field(field: str, changes: dict[str, object]) -> None:

@@ -9,13 +9,13 @@ from effort import some
 from waiting import until
 from worker_pair import Follower, PairedWorker, WorkerPair, greedy, worker_pair
 
-from gpu_worker.migration.calls.standby_calls import NamedHistory, StandbyRequest
+from gpu_worker.migration.calls.standby_calls import HistoryState, NamedHistory, StandbyRequest, num_sent_bytes
 from gpu_worker.migration.standby import standby_buddy, standby_owner
 from gpu_worker.migration.standby.covered_sequences import CoveredBranch
 from gpu_worker.migration.standby.standby_owner import FoundBlocks
 from gpu_worker.scheduling.standby_blocks import LastBlocks, SentBlock
 from octavo.process import failpoints
-from octavo.request.errors import InvalidArgument
+from octavo.request.errors import InvalidArgument, Mismatch
 from octavo.request.ids import BlockHash, Incarnation, SequenceId
 from octavo.store.calls import TakeReason, TakeRequest
 
@@ -210,6 +210,31 @@ async def test_blocks_that_a_step_has_filled_come_with_the_call(pair: WorkerPair
     await pair.has_let_go()
 
 
+async def test_a_call_brings_no_blocks_while_the_limit_is_used_up(pair: WorkerPair) -> None:
+    """Nor are they lost: they are fetched as the limit allows. What comes with calls is counted in it."""
+    share, counted, sent = pair.a.worker.connections.share, list[int](), list[NamedHistory]()
+    buddy = pair.b.worker.standby_buddy
+    note_histories = buddy.note_histories
+
+    async def noted(request: StandbyRequest) -> list[HistoryState]:
+        sent.extend(request.histories)
+        return await note_histories(request)
+
+    buddy.note_histories = noted
+    share.limiter.count_bytes = counted.append
+    share._most = 0.0
+    share.adjust()
+    follower = await pair.run(LONG, prompt=PROMPT, num_tokens=40)
+    await until(lambda: sum(len(each.hashes) for each in sent) >= 30)
+    assert not num_sent_bytes(sent) and not num_kept(pair.b)
+    share._most = None
+    share.adjust()
+    await until(lambda: num_sent_bytes(sent) > 0 and num_kept(pair.b) >= 30)
+    await pair.check_end(follower, LONG, prompt=PROMPT)
+    await pair.has_let_go()
+    assert sum(counted) == num_sent_bytes(sent)
+
+
 async def test_a_tail_that_comes_after_its_history_has_ended_is_not_kept(pair: WorkerPair) -> None:
     follower = await pair.run(LONG, prompt=PROMPT, num_tokens=40)
     cache = pair.b.worker.workload.tables.cache
@@ -263,6 +288,26 @@ def call(pair: WorkerPair, number: int, content: bytes, name: bytes, full: bytes
     tail = SentBlock(BlockHash(name), content)
     histories = [NamedHistory(SequenceId("s" * 26), 0, 0, [first], blocks, tail)]
     return StandbyRequest(Incarnation("a"), info.fingerprint, info.layout, info.numerics, histories, number)
+
+
+@pytest.mark.parametrize("field", ["fingerprint", "layout", "numerics"])
+async def test_blocks_of_another_model_layout_or_class_are_not_taken(pair: WorkerPair, field: str) -> None:
+    content = bytes(pair.b.runner.info.bytes_per_block)
+    with pytest.raises(Mismatch):
+        await pair.b.worker.standby_buddy.note_histories(
+            replace(call(pair, 1, content, b"1" * 16, content), **{field: "another"})
+        )
+    assert not pair.b.worker.workload.tables.cache.num_idle
+
+
+async def test_no_full_block_that_is_here_is_written_again(pair: WorkerPair) -> None:
+    """Whatever a caller says that it holds: what was computed here, or has come first, stays."""
+    buddy, size = pair.b.worker.standby_buddy, pair.b.runner.info.bytes_per_block
+    await buddy.note_histories(call(pair, 1, b"1" * size, b"t" * 16, b"1" * size))
+    await buddy.note_histories(call(pair, 2, b"2" * size, b"t" * 16, b"2" * size))
+    cache = pair.b.worker.workload.tables.cache
+    with pair.b.runner.block_memory.read_blocks([cache.find(BlockHash(b"0" * 16))]) as contents:
+        assert [b"".join(each) for each in contents] == [b"1" * size]
 
 
 async def test_a_call_that_was_overtaken_brings_no_block_and_each_block_is_whole(pair: WorkerPair) -> None:
