@@ -7,20 +7,16 @@ import os
 
 from octavo.metrics.aliases import VLLM
 from octavo.metrics.web import WebApp
-from octavo.net.http_server import HttpServer
-from octavo.net.security.gates import WebGate
-from octavo.net.security.protection import client_authorizer, internal_authorizer, operator_page_options, tls_of
+from octavo.net.security.protection import client_authorizer, tls_of
 from octavo.net.security.trail import AccessTrail, ListenerKind
-from octavo.net.server import add_standard_services, listen, make_server
-from octavo.net.traces import RequestTracer, TraceInterceptor, traced_app
+from octavo.net.traces import RequestTracer
 from octavo.pictures.reader import PictureLimits
 from octavo.process.listen_address import exposed_addresses
 from octavo.process.loop import end_tasks
-from octavo.process.open_files import connection_limit
 from octavo.process.retry import until_answered
 from octavo.request.ids import Incarnation
 from octavo.request.limits import TenantQuota
-from octavo.settings.router import RouterSettings, parse_aliases, parse_origins
+from octavo.settings.router import RouterSettings, parse_aliases
 from octavo.store.base import Store
 from octavo.store.calls import Member, QueueLimits
 from octavo.store.store_tally import StoreTally
@@ -36,9 +32,10 @@ from router.fleet.model_watch import ModelWatch
 from router.fleet.worker_pool import WorkerPool
 from router.health_monitor import INFERENCE, HealthMonitor
 from router.http.answers import AnswerService
-from router.http.app import FORM_PATHS, OpenAiApp
+from router.http.app import OpenAiApp
 from router.http.bodies.sound_room import SoundRoom
 from router.http.paths.adapters import AdapterEndpoint
+from router.listeners import RouterListeners
 from router.named.named_adapters import NamedAdapters
 from router.named.named_prefixes import NamedPrefixes
 from router.placing.assigner import Assigner
@@ -66,9 +63,6 @@ from router.tools.output_forms import OutputForms
 
 log = logging.getLogger(__name__)
 
-ADMIN = "octavo.v1.Admin"
-STOP_GRACE_S = 2.0
-OTHER_CALLS = 512  # that are no streams, or are about to be refused as one stream too many
 TELLING_S = 0.25  # how long a router that drains still answers new calls, with DRAINING
 ASSIGNING_GRACE_S = 2.5  # as long as a Schedule may take
 LEAVE_PATIENCE_S = 3.0  # how long the store may take to note that the router has left
@@ -201,8 +195,8 @@ class Router:
         )
         self.web_app = WebApp(
             "router",
-            lambda: self._public_health.is_serving(INFERENCE),
-            lambda service: self._public_health.is_serving(service),
+            lambda: self.listeners.public_health.is_serving(INFERENCE),
+            lambda service: self.listeners.public_health.is_serving(service),
             dashboard_routes(
                 self.cluster,
                 local_names_only=self._tls is None and not exposed_addresses([settings.web_listen]),
@@ -216,71 +210,45 @@ class Router:
             self.web_app.exporter.add_source(self.metrics.alias_values)
         if store_tally is not None:
             self.web_app.exporter.add_source(store_tally.values)
-        self._web_server: HttpServer | None = None
-        self.web_endpoint = ""  # empty: nowhere
+        self.listeners = RouterListeners(
+            settings, self._tls, self.authorizer, self.trail, with_traces=tracer is not None
+        )
         self._urgent = False  # whether whoever asked the router to leave waits for its end
         self._tasks: list[asyncio.Task[None]] = []
+
+    @property
+    def endpoint(self) -> str:
+        """Where clients call it over gRPC."""
+        return self.listeners.endpoint
+
+    @property
+    def http_endpoint(self) -> str:
+        return self.listeners.http_endpoint
+
+    @property
+    def web_endpoint(self) -> str:
+        return self.listeners.web_endpoint
 
     async def start(self) -> None:
         """Listens, tells the store of this router, and starts the loops. Raises ListenError.
 
         The store knows this router before a client can call it: a sweep cancels requests of routers without a lease.
         """
-        settings = self._settings
-        max_connections = connection_limit(settings.max_connections)
-        self._public_server = make_server(
-            authorizer=self.authorizer,
-            interceptors=[] if self._tracer is None else [TraceInterceptor()],
-            max_connection_age_ms=settings.max_connection_age_ms or None,
-            max_concurrent_rpcs=settings.max_streams + OTHER_CALLS,
-            max_connections=max_connections,
-        )
-        self._public_health = add_standard_services(self._public_server, [INFERENCE])
-        self.inference.serve_on(self._public_server)
-        self.endpoint = listen(
-            self._public_server, settings.address, "--listen", self._tls, ask_callers=settings.client_certificates
-        )
-        self._admin_server = make_server(authorizer=internal_authorizer(settings, self.trail))
-        self._admin_health = add_standard_services(self._admin_server, [ADMIN])
-        self.admin.serve_on(self._admin_server)
-        admin_endpoint = (
-            listen(self._admin_server, settings.admin_listen, "--admin-listen", self._tls)
-            if settings.admin_listen
-            else ""
-        )
+        settings, listeners = self._settings, self.listeners
         openai = OpenAiApp(
             self._answers,
             self.inference,
             AdapterEndpoint(self.adapters, self._answers.bodies, settings.adapter_folder, self.trail),
             self.models,
             self.authorizer,
-            self._public_health.is_serving,
+            lambda: listeners.public_health.is_serving(),
         )
-        open_to_all = self._tls is None and not settings.api_keys
-        app = WebGate(
-            openai,
-            parse_origins(settings.http_origins),
-            local_names_only=open_to_all and not exposed_addresses([settings.http_address]),
-            forms=FORM_PATHS,
-            trail=self.trail,
-        )
-        self._http_server = HttpServer(
-            app if self._tracer is None else traced_app(app),
-            settings.http_address,
-            "--http-listen",
-            None if self._tls is None else self._tls.http_context(),
-            max_connections=max_connections,
-        )
-        self.http_endpoint = await self._http_server.start() if settings.http_address else ""
-        if settings.web_listen:
-            pages, context = operator_page_options(self.web_app.app, self._tls)
-            self._web_server = HttpServer(pages, settings.web_listen, "--web-listen", context)
-            self.web_endpoint = await self._web_server.start()
+        await listeners.open(self.inference, self.admin, openai, self.web_app)
         info = {
-            "router_id": settings.router_id or f"router-{self.endpoint.replace(':', '-')}",
-            "endpoint": self.endpoint,
-            "admin_endpoint": admin_endpoint,
-            "http_endpoint": self.http_endpoint,
+            "router_id": settings.router_id or f"router-{listeners.endpoint.replace(':', '-')}",
+            "endpoint": listeners.endpoint,
+            "admin_endpoint": listeners.admin_endpoint,
+            "http_endpoint": listeners.http_endpoint,
             "pid": os.getpid(),
         }
         self.cluster.router_name = str(info["router_id"])
@@ -297,8 +265,8 @@ class Router:
         health = HealthMonitor(
             self._store,
             self.pool,
-            self._public_health,
-            self._admin_health,
+            listeners.public_health,
+            listeners.admin_health,
             wait_for_workers=settings.wait_for_workers,
         )
         loops = [
@@ -320,17 +288,15 @@ class Router:
         if settings.rebalance:
             loops.append(repeat_forever("rebalancing", self.rebalancer.rebalance))
         self._tasks = [asyncio.create_task(loop) for loop in loops]
-        await self._public_server.start()
-        await self._admin_server.start()
-        log.info("%s (%s) listens on %s", info["router_id"], self.incarnation, self.endpoint)
+        await listeners.serve()
+        log.info("%s (%s) listens on %s", info["router_id"], self.incarnation, listeners.endpoint)
 
     async def leave(self, urgent: asyncio.Event) -> None:
         """Refuses new calls at once. Returns when no call is left, when `drain_ms` have passed, or if `urgent` is set.
 
         Until then streams go on, and sequences are assigned to workers, as this router may be the only one.
         """
-        self._public_health.shut_down()
-        self._admin_health.shut_down()
+        self.listeners.say_not_serving()
         self._opener.refuse_sessions()
         self.pooling.gate.refuse_calls()
         log.info("draining: no new calls, %d to go", self._opener.num_sessions)
@@ -346,8 +312,7 @@ class Router:
         the address of a balancer connects again, to another router, while its streams here go on.
         """
         await asyncio.sleep(TELLING_S)
-        closing = asyncio.create_task(self._public_server.stop(self._settings.drain_ms / 1000))
-        self._http_server.refuse_connections()
+        closing = asyncio.create_task(self.listeners.refuse_clients(self._settings.drain_ms / 1000))
         try:
             await self._opener.wait_until_empty()
             await self.pooling.gate.wait_until_empty()
@@ -359,16 +324,12 @@ class Router:
 
         What this router has begun to assign, it still assigns: no sequence is left with an owner that was not told.
         """
-        self._public_health.shut_down()
-        self._admin_health.shut_down()
+        self.listeners.say_not_serving()
         if self._opener.num_sessions:
             log.info("ending %d streams: their clients attach elsewhere", self._opener.num_sessions)
         self.inference.close()
         self._answers.close()
-        await asyncio.gather(self._public_server.stop(STOP_GRACE_S), self._http_server.stop(STOP_GRACE_S))
-        await self._admin_server.stop(0)
-        if self._web_server is not None:
-            await self._web_server.stop(0)
+        await self.listeners.stop()
         await self.dispatcher.stop_assigning(URGENT_PATIENCE_S if self._urgent else ASSIGNING_GRACE_S)
         await end_tasks(self._tasks)
         await self._background.close()

@@ -134,7 +134,7 @@ def load_runner(
     def capture(layers: Sequence[Tensor]) -> list[StepGraphs]:
         if cuda_graphs == "off" or where.type != "cuda":
             return []
-        mixed = max_batch_tokens if cuda_graphs == "auto" else 0
+        mixed = mixed_tokens(cuda_graphs, max_batch_tokens)
         return capture_graphs(
             decoder, layers, ops, max_batch_sequences, context, where, CudaGraphCapturer(where), mixed
         )
@@ -192,6 +192,11 @@ def load_runner(
     for each in graphs:
         log.info("%s: CUDA graphs for %s of %s tokens", info.model, each.memory.kind, ", ".join(map(str, each.sizes)))
     return ModelRunner(info, decoder, arena, sampler, where, graphs, staged=team is not None)
+
+
+def mixed_tokens(cuda_graphs: str, max_batch_tokens: int) -> int:
+    """The most tokens of captured steps that are not decodes alone; 0 where such steps run eagerly."""
+    return max_batch_tokens if cuda_graphs == "auto" else 0
 
 
 def _team_of(decoder: Decoder) -> DeviceTeam | None:

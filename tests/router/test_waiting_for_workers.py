@@ -22,7 +22,7 @@ def quick(monkeypatch):
 
 
 async def is_serving(router):
-    answer = await router._public_health.Check(SimpleNamespace(service=INFERENCE), None)
+    answer = await router.listeners.public_health.Check(SimpleNamespace(service=INFERENCE), None)
     return answer.status == SERVING
 
 

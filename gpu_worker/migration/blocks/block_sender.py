@@ -13,9 +13,9 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 
 from gpu_worker.migration.blocks.checksum import STRIPE_BYTES, BlockChecksum
 from gpu_worker.migration.blocks.frame_socket import BUFFER_BYTES, STALL_S, TICK_S, FrameSocket
@@ -36,6 +36,7 @@ from gpu_worker.migration.blocks.frames import (
 )
 from gpu_worker.migration.blocks.link_share import RateLimiter
 from gpu_worker.migration.blocks.outgoing_ticket import OutgoingBlock, OutgoingTicket
+from gpu_worker.migration.blocks.send_window import WINDOW_BYTES, SendWindow
 from gpu_worker.steps.runner import BlockMemory
 from octavo.net.security.listener_tls import ListenerTls
 from octavo.request.errors import InvalidArgument, TransferFailed
@@ -43,9 +44,6 @@ from octavo.request.errors import InvalidArgument, TransferFailed
 log = logging.getLogger(__name__)
 
 CONNECT_S = 2.0
-WINDOW_BYTES = 16 << 20
-MOST_WINDOW_BYTES = 64 << 20
-SHORT_WINDOW_BYTES = 2 << 20  # while urgent blocks are about to come
 PART_BYTES = 1 << 20
 
 
@@ -70,19 +68,15 @@ class BlockSender:
         """Connects, in at most 2 s, and is greeted, in at most 2 s more. Raises TransferFailed."""
         if not STRIPE_BYTES <= part_bytes <= MOST_PART_BYTES or part_bytes % STRIPE_BYTES:
             raise InvalidArgument("part_bytes", f"must be a multiple of {STRIPE_BYTES} up to {MOST_PART_BYTES}")
-        if not part_bytes <= window_bytes <= MOST_WINDOW_BYTES:
-            raise InvalidArgument("window_bytes", f"must be between part_bytes and {MOST_WINDOW_BYTES}")
         self._reader, self._limiter = reader, limiter
-        self._window, self._part_bytes, self._stall_s = window_bytes, part_bytes, stall_s
+        self._part_bytes = part_bytes
+        self._window = SendWindow(window_bytes, part_bytes, stall_s)
         self._changed = threading.Condition()
         self._tickets: dict[int, OutgoingTicket] = {}
         self._turns: deque[OutgoingTicket] = deque()  # those with queued blocks
         self._letters: deque[tuple[BlockFrame, bytes]] = deque()  # frames that are no parts
         self._nonce = secrets.token_bytes(NONCE_BYTES)
         self._peer_nonce = b""
-        self._in_flight = 0
-        self._num_expected = 0  # of those that have said that urgent blocks will come
-        self._credited_at = time.monotonic()
         self._error: TransferFailed | None = None
         self.num_bytes = 0
         self.num_resends = 0
@@ -107,7 +101,7 @@ class BlockSender:
     @property
     def bytes_in_flight(self) -> int:
         """Bytes of parts that were sent and that the target has not said it took off the connection."""
-        return self._in_flight
+        return self._window.bytes_in_flight
 
     def open_ticket(self, number: int, secret: bytes) -> "Future[None]":
         """Shows the target that this worker knows the secret.
@@ -127,14 +121,9 @@ class BlockSender:
             self._post(BlockFrame(FrameKind.OPEN, length=len(body), ticket=number), body)
         return ticket.opened
 
-    @contextmanager
-    def expect_urgent(self) -> Iterator[None]:
+    def expect_urgent(self) -> AbstractContextManager[None]:
         """Expects urgent blocks inside: sends so little of others before them that it is accepted soon."""
-        self._num_expected += 1  # on one thread
-        try:
-            yield
-        finally:
-            self._num_expected -= 1
+        return self._window.expect_urgent()
 
     def send_blocks(self, number: int, blocks: Sequence[OutgoingBlock], *, urgent: bool = False) -> "Future[None]":
         """Sends blocks that the target expects on an open ticket. Done when it has accepted all of them.
@@ -267,21 +256,11 @@ class BlockSender:
     def _claim(self, ticket: OutgoingTicket, length: int) -> bool:
         """Waits until the window has room for a part. False: its ticket has failed."""
         with self._changed:
-            while not ticket.error and self._in_flight + length > self._window_for(ticket):
-                if time.monotonic() - self._credited_at > self._stall_s:
-                    raise failed(Refusal.STALLED, f"the target took nothing for {self._stall_s} s")
+            while not ticket.error:
+                if self._window.claim(length, urgent=ticket.urgent):
+                    return True
                 self._changed.wait(TICK_S)
-            if ticket.error:
-                return False
-            if not self._in_flight:
-                self._credited_at = time.monotonic()
-            self._in_flight += length
-            return True
-
-    def _window_for(self, ticket: OutgoingTicket) -> int:
-        if self._num_expected and not ticket.urgent:
-            return min(self._window, max(SHORT_WINDOW_BYTES, self._part_bytes))
-        return self._window
+            return False
 
     def _end_sending(self, ticket: OutgoingTicket) -> None:
         with self._changed:
@@ -314,8 +293,7 @@ class BlockSender:
         with self._changed:
             ticket = self._tickets.get(frame.ticket)
             if frame.kind in (FrameKind.CREDIT, FrameKind.ACCEPTED, FrameKind.RESEND):
-                self._in_flight = max(0, self._in_flight - frame.value)
-                self._credited_at = time.monotonic()
+                self._window.credit(frame.value)
                 self._changed.notify_all()
             if frame.kind is FrameKind.OPENED:
                 told = ticket.opened if ticket and self._proves(ticket, body) else None

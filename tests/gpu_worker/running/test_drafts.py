@@ -10,12 +10,15 @@ from constraints import any_constraint, shared_grammars
 from scheduler_bench import Bench
 from tiny_llama import CPU, Form, tiny_llama
 
+from gpu_worker.drafting.draft_model import DraftModel
 from gpu_worker.drafting.drafts import LOOKUP, Drafts
+from gpu_worker.drafting.row_costs import RowCosts
 from gpu_worker.ops import choose_ops
 from gpu_worker.running.model_runner import ModelRunner
 from gpu_worker.sampling.native_sampler import choose_sampler
 from gpu_worker.sampling.sampler import Sampler
 from gpu_worker.scheduling.state.sequence import Branch
+from gpu_worker.scheduling.state.workload import Workload
 from gpu_worker.testing.fake_runner import FakeRunner
 from gpu_worker.testing.witness_runner import WitnessRunner
 from octavo.request.errors import Failure
@@ -28,10 +31,11 @@ ENDS = (0,)
 SIZES = {"block_size": 8, "num_blocks": 60, "num_host_blocks": 30, "vocab_size": VOCAB, "context_tokens": 192}
 
 
-def model(*, defined: bool = False) -> ModelRunner:
-    """A small Llama; `defined`: with the sampler that is the definition."""
+def model(*, defined: bool = False, other: bool = False) -> ModelRunner:
+    """A small Llama; `defined`: with the sampler that is the definition; `other`: with other weights."""
     form = Form(vocab=VOCAB, window=27)
-    made = tiny_llama(form, choose_ops(CPU), num_blocks=60, num_host_blocks=30)
+    weights = {name: tensor.flip(0) for name, tensor in form.weights().items()} if other else None
+    made = tiny_llama(form, choose_ops(CPU), num_blocks=60, num_host_blocks=30, weights=weights)
     sampler = Sampler(VOCAB, CPU, ENDS) if defined else choose_sampler(VOCAB, CPU, ENDS)
     return ModelRunner(
         replace(made.runner.info, eos_token_ids=ENDS, tokenizer=byte_tokenizer.NAME),
@@ -81,11 +85,15 @@ class Answer:
     cumulative_logprob: float | None = None
 
 
-def answers(runner, seed: int, known: dict[str, Answer] | None) -> tuple[dict[str, Answer], int]:
-    """The answers to some requests, by branch, and how many drafts were right. `known`: answers to guess from."""
+def answers(
+    runner, seed: int, known: dict[str, Answer] | None = None, draft_model: DraftModel | None = None
+) -> tuple[dict[str, Answer], Workload]:
+    """The answers to some requests, by branch, and the workload with its counts. `known`: answers to guess from."""
     rng, guesses = random.Random(seed), random.Random(seed + 1)
-    speculation = "off" if known is None else "lookup"
-    bench = Bench(runner=runner, max_batch_tokens=40, max_batch_sequences=24, speculation=speculation)
+    speculation = "off" if known is draft_model is None else "lookup"
+    bench = Bench(
+        runner=runner, max_batch_tokens=40, max_batch_sequences=24, speculation=speculation, draft_model=draft_model
+    )
     grammars = shared_grammars(runner.info)
 
     def guess(branch: Branch, most: int) -> Drafts:
@@ -110,7 +118,7 @@ def answers(runner, seed: int, known: dict[str, Answer] | None) -> tuple[dict[st
             answer.scores += item.scores
             answer.cumulative_logprob = item.cumulative_logprob
             answer.finish, answer.failure = item.finish, item.failure
-    return found, sum(bench.workload.num_accepted_drafts.values())
+    return found, bench.workload
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -118,8 +126,27 @@ def answers(runner, seed: int, known: dict[str, Answer] | None) -> tuple[dict[st
     "make", [lambda: FakeRunner(**SIZES), lambda: WitnessRunner(**SIZES), model, partial(model, defined=True)]
 )
 def test_drafts_change_neither_tokens_nor_scores(make, seed: int) -> None:
-    undisturbed, _ = answers(make(), seed, None)
-    drafted, num_accepted = answers(make(), seed, undisturbed)
+    undisturbed, _ = answers(make(), seed)
+    drafted, workload = answers(make(), seed, undisturbed)
+    expect_the_same(drafted, undisturbed)
+    assert sum(workload.num_accepted_drafts.values()) > 30
+    ends = {answer.finish for answer in drafted.values()}
+    assert ends >= {FinishReason.LENGTH, FinishReason.STOP}
+
+
+@pytest.mark.parametrize("other", [False, True])
+@pytest.mark.parametrize("seed", range(2))
+def test_guesses_of_a_model_change_neither_tokens_nor_scores(seed: int, other: bool, monkeypatch) -> None:
+    """The same model in an arena of its own, which is mostly right, and one of other weights, which is mostly wrong."""
+    monkeypatch.setattr(RowCosts, "least_share", lambda costs, *rows: 0.01)  # however long a guess took
+    undisturbed, _ = answers(model(), seed)
+    drafted, workload = answers(model(), seed, draft_model=DraftModel(model(other=other), VOCAB))
+    expect_the_same(drafted, undisturbed)
+    right = workload.num_accepted_drafts["model"] / workload.num_drafts["model"]
+    assert right < 0.2 if other else right > 0.9
+
+
+def expect_the_same(drafted: dict[str, Answer], undisturbed: dict[str, Answer]) -> None:
     assert drafted.keys() == undisturbed.keys()
     for name, answer in drafted.items():
         expected = undisturbed[name]
@@ -130,6 +157,3 @@ def test_drafts_change_neither_tokens_nor_scores(make, seed: int) -> None:
             assert answer.scores[:length] == expected.scores[:length]
         else:
             assert answer == expected
-    assert num_accepted > 30
-    ends = {answer.finish for answer in drafted.values()}
-    assert ends >= {FinishReason.LENGTH, FinishReason.STOP}

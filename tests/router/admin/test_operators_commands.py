@@ -9,6 +9,7 @@ from loras import write_small_lora
 from gpu_worker.testing.witness_runner import WitnessRunner
 from octavo.cli import main
 from octavo.client import SamplingParams
+from octavo.request.sampling import Constraint
 
 TEXT = "The law of the sea, in as many words as fill some blocks. " * 3
 
@@ -77,3 +78,24 @@ async def test_adapters_are_named_listed_and_forgotten(octavo, world, tmp_path):
     assert await octavo("adapter", "remove", "poems") == (0, "poems is forgotten\n")
     assert await octavo("adapter", "remove", "songs", "--json") == (0, '{"name": "songs"}\n')
     assert await octavo("adapter", "list", "--json") == (0, "[]\n")
+
+
+async def test_guesses_are_counted_in_show_in_the_view_and_in_metrics(octavo, world):
+    """All figures are those of the same guesses: what a grammar forces, which is always right."""
+    text = "a long text that nothing else may be"
+    params = SamplingParams(max_tokens=60, temperature=0, constraint=Constraint.choice([text]))
+    answer = await world.client().complete([1, 2], params, request_id="guessed")
+    worker = world.workers[0]
+    values = {(each.name, each.labels): each.value for each in worker.metrics.values()}
+    right = values["octavo_drafts_accepted_total", ("forced",)]
+    num_tokens = answer.usage.output_tokens
+    assert right == values["octavo_drafts_total", ("forced",)] > num_tokens / 2
+    assert values["octavo_decodes_total", ()] + right == num_tokens - 1  # the first one is the prompt's
+    assert not any(count for (name, labels), count in values.items() if "drafts" in name and labels != ("forced",))
+
+    _, shown = await octavo("show", "guessed", flag="--endpoint")
+    assert f"{right} of {right} guessed tokens were right" in shown
+    _, seen = await octavo("top", "--json")
+    load = json.loads(seen)["workers"][0]["load"]
+    drafts = {each["drafter"]: (each["num_drafts"], each["num_accepted_drafts"]) for each in load["drafts"]}
+    assert (drafts, load["num_decodes"]) == ({"forced": (right, right)}, num_tokens - 1 - right)

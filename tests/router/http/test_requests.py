@@ -155,7 +155,7 @@ async def test_models_and_health(world, call):
     await world.router(model_aliases=("chat=fake",))
     assert (await call("GET", "/health")).status in (200, 503)
     await world.ready()
-    await world.until(lambda: world.routers[0]._public_health.is_serving())
+    await world.until(lambda: world.routers[0].listeners.public_health.is_serving())
     health = await call("GET", "/health", **{"x-request-id": "probe-7"})
     assert (health.object, health.headers["x-request-id"]) == ({"status": "serving"}, "probe-7")
     listed = (await call("GET", "/v1/models")).object

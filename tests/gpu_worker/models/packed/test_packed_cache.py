@@ -139,6 +139,19 @@ def test_weights_from_a_file_have_the_bits_of_those_in_memory(
         assert bits(never(packing_of(path, scheme, dtype)).get(cache)) == expected
 
 
+def test_workers_share_the_pages_of_the_file(counted, cache, monkeypatch) -> None:
+    """A tensor lies in a mapping of the file that is read-only and shared: the system keeps its pages once for all."""
+    monkeypatch.setattr(packed_file, "_huge_bytes", lambda address: ROOM)
+    packed = counted.get(cache)
+    mappings = [line.split() for line in Path("/proc/self/maps").read_text().splitlines()]
+    of_file = [each for each in mappings if each[-1] == str(cache.path("tiny", KEY))]
+    assert {each[1] for each in of_file} == {"r--s"}
+    spans = [[int(end, 16) for end in each[0].split("-")] for each in of_file]
+    for tensor in packed.tensors.values():
+        data = tensor.data if isinstance(tensor, NativeMatrix) else tensor
+        assert any(begin <= data.data_ptr() < data.data_ptr() + data.nbytes <= end for begin, end in spans)
+
+
 def test_inputs_of_8_bits_share_the_file_of_the_same_weights(tiny, cache) -> None:
     path = tiny("llama-wide").directory
     Counted(packing_of(path, "q4")).get(cache)

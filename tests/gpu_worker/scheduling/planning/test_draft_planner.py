@@ -8,8 +8,9 @@ from scheduler_bench import FAILURE, Bench
 
 from gpu_worker.constraints.grammars import Grammars
 from gpu_worker.drafting.drafts import LOOKUP, Drafts
+from gpu_worker.drafting.row_costs import RowCosts
 from gpu_worker.scheduling.freezer import Freezer
-from gpu_worker.scheduling.planning.draft_planner import FEW
+from gpu_worker.scheduling.planning.draft_planner import DEAR, FEW
 from gpu_worker.scheduling.state.sequence import Branch
 from octavo.request import hashing
 from octavo.request.sampling import Constraint, SamplingParams
@@ -35,6 +36,15 @@ def test_drafts_take_no_block_that_another_branch_may_need_and_leave_none_behind
             assert len(sequence.branches[0].blocks) <= -(-(sequence.branches[0].num_computed + 1) // 4)
     assert not made.load().num_preempted_recompute
     assert made.workload.num_drafts["lookup"] > 0
+
+
+@pytest.mark.parametrize(("share", "looks"), [(DEAR, True), (DEAR + 0.01, False)])
+def test_where_a_row_must_nearly_always_be_right_nothing_is_looked_up(share: float, looks: bool, monkeypatch) -> None:
+    made = bench()
+    monkeypatch.setattr(RowCosts, "least_share", lambda costs, *rows: share)
+    made.admit("a", 3, LONG)
+    made.step()
+    assert made.step()[0].num_drafted == looks
 
 
 def test_a_suspect_has_no_drafts() -> None:

@@ -1,6 +1,8 @@
 """A killed process closes its connections before its memory is freed."""
 
 import os
+import platform
+import re
 import signal
 import socket
 import subprocess
@@ -25,6 +27,30 @@ later = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
 memory = b"x" * {NUM_BYTES}
 later.sendall(b"ready")
 time.sleep(float(sys.argv[2]))
+"""
+
+DENIED = """
+import ctypes, logging, sys, threading
+from gpu_worker.serving.process import memory_keeper
+logging.basicConfig(level=logging.INFO)
+NUMBER, FLAGS, CLONE_THREAD = 0, 16, 0x10000  # places of a call's number and of its first argument
+LOAD, EQUAL, SET, RETURN, ALLOW, DENY = 0x20, 0x15, 0x45, 0x06, 0x7fff0000, 0x00050001
+steps = {
+    "clone": [(LOAD, 0, 0, NUMBER), (EQUAL, 0, 3, 56), (LOAD, 0, 0, FLAGS), (SET, 1, 0, CLONE_THREAD)],
+    "close_range": [(LOAD, 0, 0, NUMBER), (EQUAL, 0, 1, 436)],
+}[sys.argv[1]] + [(RETURN, 0, 0, DENY), (RETURN, 0, 0, ALLOW)]
+class Step(ctypes.Structure):
+    _fields_ = [("code", ctypes.c_ushort), ("yes", ctypes.c_ubyte), ("no", ctypes.c_ubyte), ("k", ctypes.c_uint32)]
+class Steps(ctypes.Structure):
+    _fields_ = [("count", ctypes.c_ushort), ("first", ctypes.POINTER(Step))]
+program = Steps(len(steps), (Step * len(steps))(*(Step(*each) for each in steps)))
+library = ctypes.CDLL(None, use_errno=True)
+if library.prctl(38, 1, 0, 0, 0) or library.prctl(22, 2, ctypes.byref(program), 0, 0):
+    raise OSError(ctypes.get_errno(), "seccomp")
+memory_keeper.keep_memory_for_last()
+thread = threading.Thread(target=print, args=("goes on",))
+thread.start()
+thread.join()
 """
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such calls")
@@ -99,6 +125,16 @@ def test_a_process_that_ends_by_itself_takes_the_keeper_along():
     assert kept.process.wait(30) == 0
     wait_until(lambda: has_ended(keeper))
     kept.end()
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="numbers of calls are those of x86-64")
+@pytest.mark.parametrize("call", ["clone", "close_range"])
+def test_where_a_sandbox_denies_it_the_process_goes_on_and_says_so(call):
+    """A filter of the kernel (seccomp) denies the call; threads are made as ever."""
+    found = subprocess.run([sys.executable, "-c", DENIED, call], capture_output=True, text=True, timeout=60)
+    assert found.returncode == 0, found.stderr
+    assert found.stdout == "goes on\n"
+    assert re.search(rf"no process keeps the memory, .*: .*{call}: Operation not permitted", found.stderr)
 
 
 def test_a_process_outlives_its_keeper(kept):
