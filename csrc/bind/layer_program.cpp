@@ -3,6 +3,7 @@
 #include <pybind11/stl.h>
 
 #include <array>
+#include <string>
 
 #include "bind.h"
 #include "kv.h"
@@ -18,6 +19,14 @@ using Given = std::array<std::int64_t, 4>;  // at, apart, first, count
 
 Slice slice(const Given& given) { return {given[0], given[1], given[2], given[3]}; }
 RecurringSizes recurring(const Given& given) { return {given[0], given[1], given[2], given[3]}; }
+
+Activation activation(const std::string& name) {
+    require(name == "relu" || name == "gelu" || name == "gelu_tanh" || name == "silu", "kind", "is no activation");
+    return name == "relu"        ? Activation::kRelu
+           : name == "gelu"      ? Activation::kGelu
+           : name == "gelu_tanh" ? Activation::kGeluTanh
+                                 : Activation::kSilu;
+}
 
 }  // namespace
 
@@ -39,8 +48,13 @@ void bind_layer_program(py::module_& module) {
         .def(
             "begin",
             [](ProgramRoom& room, const TensorRef& cu_q, const TensorRef& seq_lens, const TensorRef& block_tables,
-               const TensorRef& slots) { room.begin({cu_q, seq_lens, block_tables}, slots); },
-            "cu_q"_a, "seq_lens"_a, "block_tables"_a, "slots"_a);
+               const TensorRef& slots, const TensorRef& starts, const TensorRef& crossed_cu_q,
+               const TensorRef& crossed_lens, const TensorRef& crossed_tables) {
+                room.begin({cu_q, seq_lens, block_tables, starts}, slots,
+                           {crossed_cu_q, crossed_lens, crossed_tables, {}});
+            },
+            "cu_q"_a, "seq_lens"_a, "block_tables"_a, "slots"_a, "starts"_a = py::none(), "crossed_cu_q"_a = py::none(),
+            "crossed_lens"_a = py::none(), "crossed_tables"_a = py::none());
     using P = LayerProgram;
     py::class_<P>(
         module, "LayerProgram",
@@ -53,6 +67,15 @@ void bind_layer_program(py::module_& module) {
                const Given& gate,
                bool gate_first) { p.norm(slice(to), slice(from), weight, eps, size, slice(gate), gate_first); },
             "to"_a, "from_"_a, "weight"_a, "eps"_a, "size"_a, "gate"_a = Given{}, "gate_first"_a = false)
+        .def(
+            "layer_norm",
+            [](P& p, const Given& to, const Given& from, const TensorRef& weight, const TensorRef& bias, float eps) {
+                p.layer_norm(slice(to), slice(from), weight, bias, eps);
+            },
+            "to"_a, "from_"_a, "weight"_a, "bias"_a, "eps"_a)
+        .def(
+            "activate", [](P& p, const Given& to, const std::string& kind) { p.activate(slice(to), activation(kind)); },
+            "to"_a, "kind"_a)
         .def(
             "silu_mul",
             [](P& p, const Given& to, const Given& gate, const Given& up) {
@@ -121,15 +144,32 @@ void bind_layer_program(py::module_& module) {
         .def(
             "attend",
             [](P& p, const Given& to, const Given& queries, const Given& keys, const Given& values, std::int64_t layer,
-               std::int64_t head_dim, std::int64_t rotated, float scale, std::int64_t window, float soft_cap) {
+               std::int64_t head_dim, std::int64_t rotated, float scale, std::int64_t window, float soft_cap,
+               const TensorRef& bias, bool both_ways) {
                 AttentionOptions options;
                 options.scale = scale;
                 options.window = window;
                 options.soft_cap = soft_cap;
+                options.bias = bias;
+                options.both_ways = both_ways;
                 p.attend(slice(to), slice(queries), slice(keys), slice(values), layer, head_dim, rotated, options);
             },
             "to"_a, "queries"_a, "keys"_a, "values"_a, "layer"_a, "head_dim"_a, "rotated"_a, "scale"_a, "window"_a = 0,
-            "soft_cap"_a = 0.0F)
+            "soft_cap"_a = 0.0F, "bias"_a = py::none(), "both_ways"_a = false)
+        .def(
+            "keep",
+            [](P& p, const Given& keys, const Given& values, std::int64_t layer, std::int64_t head_dim) {
+                p.keep(slice(keys), slice(values), layer, head_dim);
+            },
+            "keys"_a, "values"_a, "layer"_a, "head_dim"_a)
+        .def(
+            "attend_crossed",
+            [](P& p, const Given& to, const Given& queries, std::int64_t layer, std::int64_t head_dim, float scale) {
+                AttentionOptions options;
+                options.scale = scale;
+                p.attend_crossed(slice(to), slice(queries), layer, head_dim, options);
+            },
+            "to"_a, "queries"_a, "layer"_a, "head_dim"_a, "scale"_a)
         .def("run", &P::run, "states"_a, "room"_a, "cos"_a = py::none(), "sin"_a = py::none(), free);
 }
 

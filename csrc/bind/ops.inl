@@ -9,13 +9,14 @@ void bind_ops(py::module_& module) {
         "paged_attention",
         [](const TensorRef& out, const TensorRef& queries, const KvCache& kv, const TensorRef& cu_q,
            const TensorRef& seq_lens, const TensorRef& block_tables, float scale, std::int64_t window, float soft_cap,
-           const TensorRef& alibi, const TensorRef& sinks, const std::vector<std::int64_t>& sparse) {
-            (paged_attention)(out, queries, kv, {cu_q, seq_lens, block_tables},
-                              {scale, window, soft_cap, alibi, sinks, bind::block_sparse(sparse)});
+           const TensorRef& alibi, const TensorRef& sinks, const std::vector<std::int64_t>& sparse,
+           const TensorRef& bias, bool both_ways, const TensorRef& starts) {
+            (paged_attention)(out, queries, kv, {cu_q, seq_lens, block_tables, starts},
+                              {scale, window, soft_cap, alibi, sinks, bind::block_sparse(sparse), bias, both_ways});
         },
         "out"_a, "queries"_a, "kv"_a, "cu_q"_a, "seq_lens"_a, "block_tables"_a, "scale"_a, "window"_a = 0,
         "soft_cap"_a = 0.0F, "alibi"_a = py::none(), "sinks"_a = py::none(), "sparse"_a = std::vector<std::int64_t>(),
-        free);
+        "bias"_a = py::none(), "both_ways"_a = false, "starts"_a = py::none(), free);
     module.def("rotary", &rotary, "heads"_a, "positions"_a, "cos"_a, "sin"_a, "rotated"_a, "interleaved"_a = false,
                free);
     module.def("rms_norm", &rms_norm, "out"_a, "x"_a, "weight"_a, "eps"_a, free);

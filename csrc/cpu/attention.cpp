@@ -100,7 +100,7 @@ void AttentionPlan::find_runs(const BatchRef& batch, std::int64_t num_kv_heads, 
 }
 
 void AttentionPlan::build(const BatchRef& batch, std::int64_t num_kv_heads, std::int64_t group, std::int64_t head_dim,
-                          std::int64_t window, const PlanShare& share) {
+                          std::int64_t window, const PlanShare& share, bool both_ways) {
     items_.clear();
     splits_.clear();
     find_runs(batch, num_kv_heads, window, share);
@@ -114,9 +114,11 @@ void AttentionPlan::build(const BatchRef& batch, std::int64_t num_kv_heads, std:
         const Queries all = queries_of(batch, run.sequence);
         const auto* table = batch.tables.as<std::int32_t>() + run.sequence * batch.tables.stride[0];
         const std::int64_t token = batch.cu_q.as<std::int32_t>()[run.sequence];
+        const std::int64_t start = batch.starts.given() ? batch.starts.as<std::int32_t>()[run.sequence] : 0;
         for (std::int64_t q = run.first; q < run.end; q += most_queries_) {
             const std::int64_t count = std::min(most_queries_, run.end - q), position = all.position + q;
-            const std::int64_t first = first_key(position, window), end = position + count;
+            const std::int64_t first = std::max(first_key(position, window), start);
+            const std::int64_t end = both_ways ? all.position + all.count : position + count;
             AttentionItem item{table, run.head, token + q, count, position, first, end, nullptr};
             if (all.count > 1 || (end - 1) / kSplitKeys == first / kSplitKeys) {
                 items_.push_back(item);
@@ -171,6 +173,9 @@ void check_batch(const BatchRef& batch, std::int64_t num_tokens, std::int64_t nu
     const std::int64_t num_sequences = batch.seq_lens.shape[0];
     expect(batch.cu_q, "cu_q", {num_sequences + 1}, DType::kI32);
     expect(batch.tables, "block_tables", {num_sequences, kAny}, DType::kI32);
+    if (batch.starts.given()) {
+        expect(batch.starts, "starts", {num_sequences}, DType::kI32);
+    }
     const auto* cu_q = batch.cu_q.as<std::int32_t>();
     const auto* seq_lens = batch.seq_lens.as<std::int32_t>();
     require(cu_q[0] == 0 && cu_q[num_sequences] == num_tokens, "cu_q", "does not run from 0 to the number of tokens");
@@ -181,6 +186,8 @@ void check_batch(const BatchRef& batch, std::int64_t num_tokens, std::int64_t nu
         if (num_queries == 0) {
             continue;
         }
+        const std::int64_t start = batch.starts.given() ? batch.starts.as<std::int32_t>()[i] : 0;
+        require(start >= 0 && start <= length - num_queries, "starts", "lies outside of what a query sees");
         const std::int64_t used = (length - 1) / block_size + 1;
         require(used <= batch.tables.shape[1], "block_tables", "has fewer blocks than a sequence uses");
         const auto* table = batch.tables.as<std::int32_t>() + i * batch.tables.stride[0];
@@ -225,6 +232,22 @@ void put_sparse(AttentionJob& job, const BlockSparse& sparse, std::int64_t num_h
     job.sparse_offset = sparse.tp_rank * (step >= 0 ? num_heads * step : -step * job.kv.num_heads) + 1;
 }
 
+void check_bias(const AttentionOptions& options, std::int64_t num_heads) {
+    require(!options.both_ways || (options.window == 0 && options.sparse.vert_stride <= 1), "both_ways",
+            "goes with no window and with no sparse attention");
+    if (options.bias.given()) {
+        expect(options.bias, "bias", {num_heads, kAny}, DType::kF32);
+        require(options.bias.shape[1] % 2 == 1, "bias", "has no number in the middle");
+        require(options.bias.shape[0] == 1 || options.bias.stride[0] == options.bias.shape[1], "bias", "is not dense");
+    }
+}
+
+void put_bias(AttentionJob& job, const AttentionOptions& options) {
+    job.bias = options.bias.as<float>();
+    job.bias_reach = options.bias.given() ? options.bias.shape[1] / 2 : 0;
+    job.both_ways = options.both_ways;
+}
+
 void check::paged_attention(const TensorRef& out, const TensorRef& queries, const KvCache& kv, const BatchRef& batch,
                             const AttentionOptions& options) {
     expect(queries, "queries", {kAny, kAny, kAny});
@@ -240,9 +263,10 @@ void check::paged_attention(const TensorRef& out, const TensorRef& queries, cons
     require(options.soft_cap >= 0 && std::isfinite(options.soft_cap), "soft_cap", "is negative or not finite");
     check_per_head(options.alibi, "alibi", num_heads);
     check_per_head(options.sinks, "sinks", num_heads);
+    check_bias(options, num_heads);
     expect_apart(out, "out",
                  {&queries, &kv.keys, &kv.values, &kv.key_scale, &kv.value_scale, &batch.cu_q, &batch.seq_lens,
-                  &batch.tables, &options.alibi, &options.sinks});
+                  &batch.tables, &batch.starts, &options.alibi, &options.sinks, &options.bias});
 }
 
 void paged_attention(const TensorRef& out, const TensorRef& queries, const KvCache& kv, const BatchRef& batch,
@@ -260,6 +284,7 @@ void paged_attention(const TensorRef& out, const TensorRef& queries, const KvCac
     job.window = options.window;
     job.alibi = options.alibi.as<float>();
     job.sinks = options.sinks.as<float>();
+    put_bias(job, options);
 
     const std::int64_t row = num_heads * head_dim;
     const bool wide = queries.dtype == DType::kF32;
@@ -272,7 +297,7 @@ void paged_attention(const TensorRef& out, const TensorRef& queries, const KvCac
     job.out_head = wide ? out.stride[1] : head_dim;
 
     AttentionPlan plan;
-    plan.build(batch, job.kv.num_heads, job.group, head_dim, options.window);
+    plan.build(batch, job.kv.num_heads, job.group, head_dim, options.window, {}, options.both_ways);
     const auto bf16_row = [](const TensorRef& x, std::int64_t token, std::int64_t head) {
         return x.as<std::uint16_t>() + token * x.stride[0] + head * x.stride[1];
     };

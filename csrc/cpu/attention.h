@@ -21,7 +21,7 @@ class AttentionPlan {
   public:
     // Sequences in host memory; checks nothing.
     void build(const BatchRef& batch, std::int64_t num_kv_heads, std::int64_t group, std::int64_t head_dim,
-               std::int64_t window, const PlanShare& share = {});
+               std::int64_t window, const PlanShare& share = {}, bool both_ways = false);
 
     // In every thread.
     void run(PoolThread& thread, const AttentionJob& job);
@@ -61,5 +61,9 @@ AttentionJob attention_job(const KvPages& pages, std::int64_t num_heads);
 // Throws unless its numbers are possible; makes them part of a job.
 void check_sparse(const BlockSparse& sparse, std::int64_t num_heads);
 void put_sparse(AttentionJob& job, const BlockSparse& sparse, std::int64_t num_heads);
+
+// The same for biases, and for queries that see the keys after them.
+void check_bias(const AttentionOptions& options, std::int64_t num_heads);
+void put_bias(AttentionJob& job, const AttentionOptions& options);
 
 }  // namespace octavo

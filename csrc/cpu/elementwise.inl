@@ -69,6 +69,22 @@ void rms_norm(const float* x, const float* weight, float eps, std::int64_t count
     }
 }
 
+void layer_norm(const float* x, const float* weight, const float* bias, float eps, std::int64_t count, float* out) {
+    F8 sum = zero8(), squares = zero8();
+    for (std::int64_t i = 0; i < count; i += 8) {
+        sum = add8(sum, load8(x + i));
+    }
+    const F8 mean = set8(sum8(sum) / static_cast<float>(count));
+    for (std::int64_t i = 0; i < count; i += 8) {
+        const F8 apart = sub8(load8(x + i), mean);
+        squares = fma8(apart, apart, squares);
+    }
+    const F8 scale = set8(1.0F / sqrtf(sum8(squares) / static_cast<float>(count) + eps));
+    for (std::int64_t i = 0; i < count; i += 8) {
+        store8(out + i, fma8(mul8(sub8(load8(x + i), mean), scale), load8(weight + i), load8(bias + i)));
+    }
+}
+
 inline F8 silu8(F8 x) { return div8(x, add8(set8(1.0F), exp8(sub8(zero8(), x)))); }
 
 void silu_mul(const float* gate, const float* up, std::int64_t count, float* out) {
@@ -81,6 +97,38 @@ void silu_mul(const float* gate, const float* up, std::int64_t count, float* out
         store8(rest, mul8(silu8(load8_some(gate + i, count - i)), load8_some(up + i, count - i)));
         std::memcpy(out + i, rest, static_cast<std::size_t>(count - i) * 4);
     }
+}
+
+// x times the chance of a normal number below it, by Abramowitz and Stegun's 7.1.26: within 2e-7 of the whole.
+inline F8 gelu8(F8 x) {
+    const F8 size = min8(set8(13.0F), max8(sub8(zero8(), x), x)), z = mul8(size, set8(0.707106781F));
+    const F8 t = div8(set8(1.0F), fma8(z, set8(0.3275911F), set8(1.0F)));
+    F8 p = fma8(t, set8(1.061405429F), set8(-1.453152027F));
+    p = fma8(p, t, set8(1.421413741F));
+    p = fma8(p, t, set8(-0.284496736F));
+    p = fma8(p, t, set8(0.254829592F));
+    const F8 beyond = mul8(mul8(p, t), exp8(mul8(sub8(zero8(), z), z)));
+    return fma8(mul8(size, set8(-0.5F)), beyond, max8(zero8(), x));
+}
+
+// By the tanh that approximates it: x / (1 + e^-2u), u = sqrt(2 / pi) (x + 0.044715 x^3).
+inline F8 gelu_tanh8(F8 x) {
+    const F8 cubic = fma8(mul8(mul8(x, x), x), set8(0.044715F), x);
+    return div8(x, add8(set8(1.0F), exp8(mul8(set8(-1.59576912F), cubic))));
+}
+
+inline F8 activate8(Activation kind, F8 x) {
+    switch (kind) {
+        case Activation::kRelu:
+            return max8(zero8(), x);
+        case Activation::kGelu:
+            return gelu8(x);
+        case Activation::kGeluTanh:
+            return gelu_tanh8(x);
+        case Activation::kSilu:
+            return silu8(x);
+    }
+    return x;
 }
 
 inline F8 sigmoid8(F8 x) { return div8(set8(1.0F), add8(set8(1.0F), exp8(sub8(zero8(), x)))); }
@@ -110,6 +158,10 @@ inline void by_eights(std::int64_t count, const Body& body) {
                  std::memcpy(p + i, some, static_cast<std::size_t>(count - i) * 4);
              });
     }
+}
+
+void activate(Activation kind, const float* x, std::int64_t count, float* out) {
+    by_eights(count, [&](auto load, auto store) { store(out, activate8(kind, load(x))); });
 }
 
 void sigmoid_mul(const float* gate, const float* x, std::int64_t count, float* out) {

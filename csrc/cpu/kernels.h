@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "octavo/activation.h"
 #include "octavo/isa.h"
 #include "octavo/weight.h"
 
@@ -121,6 +122,10 @@ struct AttentionJob {
     std::int64_t window;  // 0: none
     const float* alibi;   // [heads] or null
     const float* sinks;   // [heads] or null
+    // [heads, 2 * bias_reach + 1] or null: added to scores, by how far a key is after its query, at most the reach.
+    const float* bias;
+    std::int64_t bias_reach;
+    bool both_ways;  // a query sees the keys after it, too
     // Block-sparse, unless vert_stride <= 1: a key is seen if its block is local or (block + offset) % vert_stride ==
     // 0.
     std::int64_t local_blocks, vert_stride, sparse_block;
@@ -178,6 +183,9 @@ struct Kernels {
     std::int64_t (*attend_scratch)(const AttentionJob& job, std::int64_t num_queries);  // floats
     void (*merge)(const AttentionJob& job, const AttentionItem& item, std::int64_t num_parts, std::int64_t part_floats);
     void (*rms_norm)(const float* x, const float* weight, float eps, std::int64_t count, float* out);
+    void (*layer_norm)(const float* x, const float* weight, const float* bias, float eps, std::int64_t count,
+                       float* out);  // of a multiple of 8 numbers
+    void (*activate)(Activation kind, const float* x, std::int64_t count, float* out);
     void (*silu_mul)(const float* gate, const float* up, std::int64_t count, float* out);
     // gate, at most `limit`, times sigmoid(alpha * gate), times one more than `up`, which lies within +- limit.
     void (*clamped_swiglu)(const float* gate, const float* up, float alpha, float limit, std::int64_t count,

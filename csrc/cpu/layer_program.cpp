@@ -19,6 +19,15 @@ struct LayerProgram::Product : Operation {
     }
 };
 
+namespace {
+
+void check_options(const AttentionOptions& options, std::int64_t num_heads) {
+    require(options.window >= 0 && std::isfinite(options.scale) && options.soft_cap >= 0, "options", "are impossible");
+    check_bias(options, num_heads);
+}
+
+}  // namespace
+
 LayerProgram::LayerProgram(std::int64_t hidden, std::int64_t width) : hidden_(hidden), width_(width) {
     require(hidden > 0 && hidden < kMostElements, "hidden", "is no number of states");
     require(width >= 0 && width < kMostElements, "width", "is out of range");
@@ -73,6 +82,24 @@ void LayerProgram::norm(const Slice& to, const Slice& from, const TensorRef& wei
             f.k.silu_mul(f.at(gate, t), out, from.count, out);
         }
     });
+}
+
+void LayerProgram::layer_norm(const Slice& to, const Slice& from, const TensorRef& weight, const TensorRef& bias,
+                              float eps) {
+    inside(from, "from");
+    inside(to, "to");
+    as_wide(to, from.count, "to");
+    require(from.count % 8 == 0, "from", "is no multiple of 8 numbers");
+    floats(weight, from.count, "weight");
+    floats(bias, from.count, "bias");
+    add_row([=](const Frame& f, std::int64_t t) {
+        f.k.layer_norm(f.at(from, t), weight.as<float>(), bias.as<float>(), eps, from.count, f.at(to, t));
+    });
+}
+
+void LayerProgram::activate(const Slice& to, Activation kind) {
+    inside(to, "to");
+    add_row([=](const Frame& f, std::int64_t t) { f.k.activate(kind, f.at(to, t), to.count, f.at(to, t)); });
 }
 
 void LayerProgram::silu_mul(const Slice& to, const Slice& gate, const Slice& up) {
@@ -181,7 +208,7 @@ void LayerProgram::attend(const Slice& to, const Slice& queries, const Slice& ke
     require(queries.count % keys.count == 0, "queries", "have heads that do not share those of keys");
     require(layer >= 0 && layer < kMostElements, "layer", "is negative");
     require(rotated >= 0 && rotated % 2 == 0 && rotated <= head_dim, "rotated", "is not an even number of dimensions");
-    require(options.window >= 0 && std::isfinite(options.scale) && options.soft_cap >= 0, "options", "are impossible");
+    check_options(options, queries.count / head_dim);
     auto made = std::make_unique<Attention>(to, queries, keys, values);
     made->layer = layer;
     made->head_dim = head_dim;
@@ -191,6 +218,37 @@ void LayerProgram::attend(const Slice& to, const Slice& queries, const Slice& ke
     rotated_ = std::max(rotated_, rotated);
     const Attention* attention = made.get();
     add_row([attention](const Frame& f, std::int64_t t) { attention->place(f, t); });
+    operations_.push_back(std::move(made));
+}
+
+void LayerProgram::keep(const Slice& keys, const Slice& values, std::int64_t layer, std::int64_t head_dim) {
+    inside(keys, "keys");
+    inside(values, "values");
+    as_wide(values, keys.count, "values");
+    require(layer >= 0 && layer < kMostElements, "layer", "is negative");
+    auto made = std::make_unique<Keeping>();
+    made->keys = keys;
+    made->values = values;
+    made->layer = layer;
+    made->head_dim = head_dim;
+    layers_ = std::max(layers_, layer + 1);
+    operations_.push_back(std::move(made));
+}
+
+void LayerProgram::attend_crossed(const Slice& to, const Slice& queries, std::int64_t layer, std::int64_t head_dim,
+                                  const AttentionOptions& options) {
+    apart(to, "to", {queries}, "queries");
+    require(head_dim > 0 && queries.count % head_dim == 0, "head_dim", "does not divide queries");
+    as_wide(to, queries.count, "to");
+    require(layer >= 0 && layer < kMostElements, "layer", "is negative");
+    check_options(options, queries.count / head_dim);
+    auto made = std::make_unique<Attention>(to, queries, Slice{}, Slice{});
+    made->layer = layer;
+    made->head_dim = head_dim;
+    made->options = options;
+    made->crossed = true;
+    layers_ = std::max(layers_, layer + 1);
+    last_rounded_ = overlap(last_rounded_, to) ? Slice{} : last_rounded_;
     operations_.push_back(std::move(made));
 }
 

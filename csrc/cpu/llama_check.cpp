@@ -234,9 +234,9 @@ void Llama::check(const TensorRef& hidden, const LlamaStep& step, const std::vec
     if (!kv.empty()) {
         check_batch(step.batch, num_tokens, kv[0].num_blocks, kv[0].block_size);
     }
-    const auto& [cu_q, seq_lens, tables] = step.batch;
+    const auto& [cu_q, seq_lens, tables, starts] = step.batch;
     expect_apart(hidden, "hidden",
-                 {&step.token_ids, &step.positions, &step.slots, &step.rows, &cu_q, &seq_lens, &tables});
+                 {&step.token_ids, &step.positions, &step.slots, &step.rows, &cu_q, &seq_lens, &tables, &starts});
 }
 
 void Llama::check_pictures(const LlamaPictures& pictures, std::int64_t num_tokens) const {

@@ -35,7 +35,7 @@ void ProgramRoom::use(const std::vector<KvCache>& kv, const std::vector<TensorRe
     inside_->block_size = block_size;
 }
 
-void ProgramRoom::begin(const BatchRef& batch, const TensorRef& slots) {
+void ProgramRoom::begin(const BatchRef& batch, const TensorRef& slots, const BatchRef& crossed) {
     Inside& room = *inside_;
     room.tokens = -1;
     expect(slots, "slots", {kAny}, DType::kI64);
@@ -50,7 +50,11 @@ void ProgramRoom::begin(const BatchRef& batch, const TensorRef& slots) {
         blocks = std::min(blocks, room.states.num_blocks());
     }
     check_batch(batch, tokens, blocks, size);
+    if (crossed.seq_lens.given()) {
+        check_batch(crossed, tokens, blocks, size);
+    }
     room.batch = batch;
+    room.crossed = crossed;
     room.slots = slots;
     room.plans.clear();
     room.pieces.clear();
@@ -77,24 +81,51 @@ void ProgramRoom::begin(const BatchRef& batch, const TensorRef& slots) {
     room.tokens = tokens;
 }
 
-void LayerProgram::Attention::prepare(ProgramRoom::Inside& room) const {
-    const KvPages& pages = room.layers[static_cast<std::size_t>(layer)];
-    require(pages.head_dim == head_dim && pages.num_heads * head_dim == keys.count, "kv", "has other heads");
-    const AttentionJob job = attention_job(pages, queries.count / head_dim);
-    const auto [found, added] = room.plans.try_emplace(plan(pages));
-    if (added) {
-        found->second.build(room.batch, pages.num_heads, job.group, head_dim, options.window);
+namespace {
+
+void expect_heads(const KvPages& pages, std::int64_t head_dim, std::int64_t numbers) {
+    require(pages.head_dim == head_dim && pages.num_heads * head_dim == numbers, "kv", "has other heads");
+}
+
+// Writes what a token has of keys and values into its slot, if it has one.
+void write(const Kernels& k, const KvPages& kv, std::int64_t slot, const float* keys, const float* values) {
+    const std::int64_t size = kv.block_size;
+    for (std::int64_t head = 0; slot >= 0 && head < kv.num_heads; ++head) {
+        k.write_slot(kv, kv.keys, slot / size, head, slot % size, keys + head * kv.head_dim);
+        k.write_slot(kv, kv.values, slot / size, head, slot % size, values + head * kv.head_dim);
     }
 }
 
-// By what layers that share a plan are alike.
-std::array<std::int64_t, 4> LayerProgram::Attention::plan(const KvPages& pages) const {
-    return {pages.num_heads, queries.count, head_dim, options.window};
+}  // namespace
+
+void LayerProgram::Keeping::prepare(ProgramRoom::Inside& room) const {
+    expect_heads(room.layers[static_cast<std::size_t>(layer)], head_dim, keys.count);
 }
 
-// Turns what belongs to a token, and puts its keys and values into their slot.
+void LayerProgram::Keeping::run(const Frame& f) const {
+    const KvPages& pages = f.room.layers[static_cast<std::size_t>(layer)];
+    f.thread.each(f.room.tokens, [&](std::int64_t token) {
+        write(f.k, pages, f.room.slots.as<std::int64_t>()[token], f.at(keys, token), f.at(values, token));
+    });
+}
+
+void LayerProgram::Attention::prepare(ProgramRoom::Inside& room) const {
+    const KvPages& pages = room.layers[static_cast<std::size_t>(layer)];
+    require(!crossed || room.crossed.seq_lens.given(), "room", "has no crossed sequences");
+    expect_heads(pages, head_dim, crossed ? pages.num_heads * head_dim : keys.count);
+    const AttentionJob job = attention_job(pages, queries.count / head_dim);
+    const auto [found, added] = room.plans.try_emplace(plan(pages));
+    if (added) {
+        found->second.build(crossed ? room.crossed : room.batch, pages.num_heads, job.group, head_dim, options.window,
+                            {}, options.both_ways);
+    }
+}
+
+std::array<std::int64_t, 6> LayerProgram::Attention::plan(const KvPages& pages) const {
+    return {pages.num_heads, queries.count, head_dim, options.window, options.both_ways ? 1 : 0, crossed ? 1 : 0};
+}
+
 void LayerProgram::Attention::place(const Frame& f, std::int64_t token) const {
-    const KvPages& kv = f.room.layers[static_cast<std::size_t>(layer)];
     if (rotated > 0) {
         const Rope rope = rope_of({}, f.cos, f.sin, rotated, token, false);
         for (const Slice* slice : {&queries, &keys}) {
@@ -103,11 +134,8 @@ void LayerProgram::Attention::place(const Frame& f, std::int64_t token) const {
             }
         }
     }
-    const std::int64_t slot = f.room.slots.as<std::int64_t>()[token], size = kv.block_size;
-    for (std::int64_t head = 0; slot >= 0 && head < kv.num_heads; ++head) {
-        f.k.write_slot(kv, kv.keys, slot / size, head, slot % size, f.at(keys, token) + head * head_dim);
-        f.k.write_slot(kv, kv.values, slot / size, head, slot % size, f.at(values, token) + head * head_dim);
-    }
+    write(f.k, f.room.layers[static_cast<std::size_t>(layer)], f.room.slots.as<std::int64_t>()[token],
+          f.at(keys, token), f.at(values, token));
 }
 
 void LayerProgram::Attention::run(const Frame& f) const {
@@ -122,6 +150,7 @@ void LayerProgram::Attention::run(const Frame& f) const {
     job.scale = options.scale;
     job.soft_cap = options.soft_cap;
     job.window = options.window;
+    put_bias(job, options);
     put_sparse(job, {}, queries.count / head_dim);
     f.room.plans.at(plan(pages)).run(f.thread, job);
 }

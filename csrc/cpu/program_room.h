@@ -115,12 +115,12 @@ struct ProgramRoom::Inside {
     std::vector<KvPages> layers;
     StatePages states;
     std::int64_t block_size = 0, tokens = -1;
-    BatchRef batch;
+    BatchRef batch, crossed;
     TensorRef slots;
     std::vector<ProgramPiece> pieces;
     std::vector<ProgramRun> runs;
     std::vector<std::size_t> run_of;                             // by token
-    std::map<std::array<std::int64_t, 4>, AttentionPlan> plans;  // of the step
+    std::map<std::array<std::int64_t, 6>, AttentionPlan> plans;  // of the step
     Buffer<float> memory;
     Buffer<InputBlock> digits;
     Buffer<Bf16Block> bf16;
@@ -221,14 +221,23 @@ struct LayerProgram::Scan : Reading {
 
 struct LayerProgram::Attention : Reading {
     using Reading::Reading;
-    std::int64_t layer, head_dim, rotated;
+    std::int64_t layer, head_dim, rotated = 0;
     AttentionOptions options;
+    bool crossed = false;  // to other sequences; keys and values are there
     void prepare(ProgramRoom::Inside& room) const override;
     void run(const Frame& f) const override;
     void place(const Frame& f, std::int64_t token) const;
 
   private:
-    std::array<std::int64_t, 4> plan(const KvPages& pages) const;
+    std::array<std::int64_t, 6> plan(const KvPages& pages) const;
+};
+
+// Keys and values of each token that are written into its slot.
+struct LayerProgram::Keeping : Operation {
+    Slice keys, values;
+    std::int64_t layer, head_dim;
+    void prepare(ProgramRoom::Inside& room) const override;
+    void run(const Frame& f) const override;
 };
 
 }  // namespace octavo

@@ -148,7 +148,7 @@ void LayerProgram::Scan::go_through(const Frame& f, const ProgramRun& run, std::
     }
 }
 
-void LayerProgram::keep(std::int64_t place, std::int64_t bytes) {
+void LayerProgram::keep_state(std::int64_t place, std::int64_t bytes) {
     require(place >= 0 && place < kMostElements && place % 4 == 0, "place", "is out of range");
     state_bytes_ = std::max(state_bytes_, place + bytes);
     last_rounded_ = {};
@@ -163,7 +163,7 @@ void LayerProgram::convolve(const Slice& to, const Slice& from, const TensorRef&
     if (bias.given()) {
         floats(bias, from.count, "bias");
     }
-    keep(place, (taps.shape[0] - 1) * from.count * 4);
+    keep_state(place, (taps.shape[0] - 1) * from.count * 4);
     auto made = std::make_unique<Convolution>();
     made->to = to;
     made->from = from;
@@ -188,7 +188,7 @@ std::unique_ptr<LayerProgram::Recurrence> LayerProgram::recurrence(const Slice& 
     as_wide(values, volume({sizes.heads, sizes.value_dim}), "values");
     as_wide(to, values.count, "to");
     as_wide(fades, sizes.heads, "fades");
-    keep(place, volume({sizes.heads, sizes.key_dim, sizes.value_dim}) * 4);
+    keep_state(place, volume({sizes.heads, sizes.key_dim, sizes.value_dim}) * 4);
     auto made = std::make_unique<Recurrence>(to, queries, keys, values);
     made->decays = fades;
     made->sizes = sizes;
@@ -257,7 +257,7 @@ void LayerProgram::mamba1(const Slice& to, const Slice& queries, const Slice& ke
     expect_dense(rates, "rates");
     const float* added = floats(bias, values.count, "bias");
     floats(skips, values.count, "skips");
-    keep(place, volume({values.count, queries.count}) * 4);
+    keep_state(place, volume({values.count, queries.count}) * 4);
     auto made = std::make_unique<Scan>(to, queries, keys, values);
     made->steps = fades;
     made->rates = rates;

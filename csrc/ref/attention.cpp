@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <vector>
@@ -60,6 +61,10 @@ Row attend(const Row& query, const std::vector<Row>& keys, const std::vector<Row
         double score = dot(query, keys[static_cast<std::size_t>(key)]) * scale;
         score = cap > 0 ? cap * std::tanh(score / cap) : score;
         score += options.alibi.given() ? get(options.alibi, head) * static_cast<double>(key - position) : 0;
+        if (options.bias.given()) {
+            const std::int64_t reach = options.bias.shape[1] / 2;
+            score += get(options.bias, head, reach + std::clamp(key - position, -reach, reach));
+        }
         highest = std::fmax(highest, score);
         weights.push_back(score);
     }
@@ -91,13 +96,15 @@ void paged_attention(const TensorRef& out, const TensorRef& queries, const KvCac
     for (std::int64_t sequence = 0; sequence < batch.seq_lens.shape[0]; ++sequence) {
         const std::int64_t begin = get_int(batch.cu_q, sequence), end = get_int(batch.cu_q, sequence + 1);
         const std::int64_t length = get_int(batch.seq_lens, sequence), before = length - (end - begin);
+        const std::int64_t start = batch.starts.given() ? get_int(batch.starts, sequence) : 0;
         for (std::int64_t head = 0; head < heads && begin < end; ++head) {
             const auto keys = pages(cache, batch, sequence, head / group, Kind::kKeys, first_key(before), length);
             const auto values = pages(cache, batch, sequence, head / group, Kind::kValues, first_key(before), length);
             for (std::int64_t token = begin; token < end; ++token) {
                 const std::int64_t position = before + token - begin;
                 std::vector<std::int64_t> seen;
-                for (std::int64_t key = first_key(position); key <= position; ++key) {
+                const std::int64_t last = options.both_ways ? length - 1 : position;
+                for (std::int64_t key = std::max(first_key(position), start); key <= last; ++key) {
                     if (sees(options.sparse, position, key, head, heads, head / group, cache.heads)) {
                         seen.push_back(key);
                     }

@@ -63,7 +63,8 @@ def class_of(
         kept = "+".join(getattr(decoder, "formats", ()))  # of weights that are not decoded: other kernels than cuBLAS's
         return _joined("cuda", kind, *decoded, kept, *_gpu(device), invariant)
     in_halves = kv_dtype not in IN_FLOATS or (dtype == torch.bfloat16 and bool(getattr(decoder, "products", "")))
-    programs = f"programs-{PROGRAM_BITS}" if getattr(decoder, "programs", None) else ""
+    has_programs = any(getattr(decoder, name, None) for name in ("programs", "stack_programs"))
+    programs = f"programs-{PROGRAM_BITS}" if has_programs else ""
     decoded = (*decoded, programs, getattr(decoder, "products", ""))
     if packed := getattr(decoder, "packed", None):
         decoded = (*decoded, packed.arithmetic())

@@ -16,7 +16,7 @@ TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 # With pages of bfloat16 or 8 bits these round queries and weights to bfloat16; the definition does not.
 ROUNDING = ("emulated", "avx512_bf16", "amx")
 UNIT = 2.0**-8  # a number rounded to bfloat16 is off by this part of it at most
-PLAIN = {"window": 0, "soft_cap": 0.0, "alibi": None, "sinks": None, "sparse": []}
+PLAIN = {"window": 0, "soft_cap": 0.0, "alibi": None, "sinks": None, "sparse": [], "bias": None, "both_ways": False}
 
 
 class Case:
@@ -66,6 +66,11 @@ class Case:
         if rng.random() < 0.3:
             parts = (0, 1, 3), (2, 3), (8, 24, 64), (-1, 0, 1, 2), (0, 2)
             self.options["sparse"] = [rng.choice(values) for values in parts]
+        reach, masked = rng.choice([0, 3, 20, 300]), self.options["window"] or self.options["sparse"]
+        self.options["bias"] = torch.randn(many, 2 * reach + 1) if rng.random() < 0.3 else None
+        self.options["both_ways"] = not masked and rng.random() < 0.4
+        unseen = [rng.randint(0, n - q) for n, q in zip(self.kv_lens, self.q_lens, strict=True)]
+        self.starts = unseen if rng.random() < 0.3 and "options" not in fixed else [0] * len(unseen)
         self.options |= fixed.get("options", {})
         self.garbage = [rng.choice([-(2**31), 2**31 - 1, 10**6]) for _ in range(3)]
 
@@ -80,13 +85,15 @@ class Case:
         rows = torch.tensor([(table + self.garbage * width)[:width] for table in tables], dtype=torch.int32)
         queries = self.queries if only is None else self.queries[ends[only] : ends[only + 1]]
         lens = self.q_lens[chosen], self.kv_lens[chosen]
-        return (kv or self.kv).attend(kernels, queries, *lens, rows, **self.options)
+        starts = torch.tensor(self.starts[chosen], dtype=torch.int32) if any(self.starts) else None
+        return (kv or self.kv).attend(kernels, queries, *lens, rows, **self.options, starts=starts)
 
     def run_query(self, kernels, sequence: int, query: int) -> torch.Tensor:
         """One query of a sequence, as a decode: what comes after it has not been written yet."""
         one, row = copy.copy(self), sum(self.q_lens[:sequence]) + query
         one.q_lens, one.kv_lens = [1], [self.kv_lens[sequence] - self.q_lens[sequence] + query + 1]
         one.tables, one.queries = [self.tables[sequence]], self.queries[row : row + 1]
+        one.starts = [self.starts[sequence]]
         return one.run(kernels)
 
     def check(self, rounding: bool, result: torch.Tensor) -> None:
@@ -102,22 +109,26 @@ class Case:
         """What each query takes, and what it would take if all values were positive."""
         queries = (self.queries.bfloat16() if rounds else self.queries).double()
         rows = []
-        for dense, q_len, kv_len in zip(self.dense, self.q_lens, self.kv_lens, strict=True):
+        for dense, q_len, kv_len, start in zip(self.dense, self.q_lens, self.kv_lens, self.starts, strict=True):
             for position in range(kv_len - q_len, kv_len):
-                rows.append(self._row(queries[len(rows)], dense.double(), position))
+                rows.append(self._row(queries[len(rows)], dense.double(), position, start))
         both = torch.stack(rows) if rows else torch.empty(0, 2, *self.queries.shape[1:], dtype=torch.float64)
         return both[:, 0], both[:, 1]
 
-    def _row(self, query: torch.Tensor, dense: torch.Tensor, position: int) -> torch.Tensor:
+    def _row(self, query: torch.Tensor, dense: torch.Tensor, position: int, start: int) -> torch.Tensor:
         o = self.options
-        first = max(0, position - o["window"] + 1) if o["window"] else 0
-        keys, values = dense[:, first : position + 1].repeat_interleave(self.group, dim=2)
+        first = max(start, position - o["window"] + 1) if o["window"] else start
+        end = dense.shape[1] if o["both_ways"] else position + 1
+        keys, values = dense[:, first:end].repeat_interleave(self.group, dim=2)
         scores = torch.einsum("hd,khd->hk", query, keys) * o["scale"]
         if o["soft_cap"]:
             scores = torch.tanh(scores / o["soft_cap"]) * o["soft_cap"]
         if o["alibi"] is not None:
-            scores = scores + o["alibi"].double()[:, None] * (torch.arange(first, position + 1) - position)
-        scores = scores.masked_fill(~self._seen(first, position), float("-inf"))
+            scores = scores + o["alibi"].double()[:, None] * (torch.arange(first, end) - position)
+        if o["bias"] is not None:
+            reach = o["bias"].shape[1] // 2
+            scores = scores + o["bias"].double()[:, (torch.arange(first, end) - position).clamp(-reach, reach) + reach]
+        scores = scores.masked_fill(~self._seen(first, position, end), float("-inf"))
         top = scores.amax(1, keepdim=True).clamp(min=-1e300)
         weights = (scores - top).exp()
         total = weights.sum(1, keepdim=True)
@@ -125,13 +136,13 @@ class Case:
             total = total + (o["sinks"].double()[:, None] - top).exp()
         return torch.einsum("hk,skhd->shd", (weights / total).nan_to_num(0), torch.stack([values, values.abs()]))
 
-    def _seen(self, first: int, position: int) -> torch.Tensor:
+    def _seen(self, first: int, position: int, end: int) -> torch.Tensor:
         """Which keys block-sparse attention lets each head see, as vLLM's kernel says it."""
         heads = self.heads * self.group
         if not self.options["sparse"]:
-            return torch.ones(heads, position + 1 - first, dtype=torch.bool)
+            return torch.ones(heads, end - first, dtype=torch.bool)
         local, stride, size, step, rank = self.options["sparse"]
-        blocks = torch.arange(first, position + 1) // size
+        blocks = torch.arange(first, end) // size
         if step >= 0:
             offsets = (rank * heads + torch.arange(heads)) * step + 1
         else:
@@ -165,7 +176,7 @@ def test_neither_places_nor_neighbours_nor_pieces_change_a_bit(kernels, seed):
     assert torch.equal(case.run(kernels, case.kv.moved(order), tables), result)
     for i, rows in enumerate(result.split(case.q_lens)):
         assert torch.equal(case.run(kernels, only=i), rows)
-        for query in {0, len(rows) // 3, len(rows) - 1} if len(rows) else ():
+        for query in {0, len(rows) // 3, len(rows) - 1} if len(rows) and not case.options["both_ways"] else ():
             assert torch.equal(case.run_query(kernels, i, query)[0], rows[query])
 
 

@@ -20,6 +20,7 @@ MASKS = {
     "cap": {"soft_cap": 2.0},
     "alibi": {"alibi": True},
     "sinks": {"sinks": True},
+    "bias": {"bias": True},
     "negative scale": {"scale": -0.2},
     "sparse": {"sparse": ((1, 2, 24, 1, 0), (0, 3, 64, -1, 0), (1, 2, SPLIT, 1, 0), (0, 3, 512, 1, 1))},
 }
@@ -47,6 +48,7 @@ class History:
             "alibi": torch.rand(heads * group) if "alibi" in of else None,
             "sinks": torch.randn(heads * group) if "sinks" in of else None,
             "sparse": rng.choice(of.get("sparse", ((),))),
+            "bias": torch.randn(heads * group, 2 * rng.choice([2, 90, SPLIT]) + 1) if "bias" in of else None,
         }
 
     def run(self, kernels, *spans: tuple[int, int]) -> torch.Tensor:

@@ -107,6 +107,84 @@ def test_norms_with_gates(kernels, gate_first, size):
     close(states[:, :38], normed if gate_first else normed * gate)
 
 
+ACTIVATIONS = {
+    "relu": functional.relu,
+    "gelu": functional.gelu,
+    "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
+    "silu": functional.silu,
+}
+
+
+@pytest.mark.parametrize("kind", ACTIVATIONS)
+def test_activations(kernels, kind):
+    """Of small numbers, large ones, and some that are none."""
+    bench, x = Bench(kernels), torch.cat([draw(1, 7, 20) * size for size in (0.1, 3, 50)])
+    x[0, 3], x[0, 18] = torch.nan, torch.nan
+    states = x.clone()
+    bench.do("activate", STATES, kind)
+    bench.run(states)
+    torch.testing.assert_close(states.double(), ACTIVATIONS[kind](x.double()), rtol=1e-6, atol=6e-7, equal_nan=True)
+    with pytest.raises(ValueError, match="kind"):
+        bench.do("activate", STATES, "softmax")
+
+
+def test_norms_with_means(kernels):
+    bench, x = Bench(kernels, 24), draw(1, TOKENS, 24) * 3 + 5
+    states, weight, bias = x.clone(), draw(2, 24), draw(3, 24)
+    bench.do("layer_norm", (-1, 0, 0, 24), (-1, 0, 0, 24), weight, bias, 1e-5)
+    bench.run(states)
+    close(states, functional.layer_norm(x.double(), [24], weight.double(), bias.double(), 1e-5), 2e-6)
+
+
+@pytest.mark.parametrize("both_ways", [False, True])
+def test_attention_to_own_tokens_and_to_crossed_ones(kernels, both_ways):
+    """Tokens of two sequences, that begin at some position of their pages; and to keys that another program kept."""
+    heads, dim, starts = 2, 8, (3, 10)
+    width = heads * dim
+    given = draw(1, TOKENS, 4 * width)
+    bias, bench = draw(2, heads, 9), Bench(kernels, 4 * width)
+    pages = torch.full((8, heads, 2, BLOCK, dim), torch.nan)
+    rooms = bench.room, kernels.ProgramRoom()
+    for room in rooms:
+        room.use([pages], [], BLOCK)
+    tables = torch.tensor([[0, 1, 2], [5, 4, 3]], dtype=torch.int32)
+    places = [(i, start + t) for i, start in enumerate(starts) for t in range(LENGTHS[i])]
+    slots = torch.tensor([int(tables[i, p // BLOCK]) * BLOCK + p % BLOCK for i, p in places])
+    kept, keeping = draw(3, 11, 2 * width), kernels.LayerProgram(2 * width, WIDTH)
+    keeping.keep((-1, 0, 0, width), (-1, 0, width, width), 0, dim)
+    lone = torch.tensor([0, 11], dtype=torch.int32), torch.tensor([11], dtype=torch.int32)
+    lone_table, lone_slots = torch.tensor([[6, 7]], dtype=torch.int32), torch.arange(48, 59)
+    rooms[1].begin(*lone, lone_table, lone_slots)
+    keeping.run(kept.clone(), rooms[1])
+    queries, keys, values, other = (bench.enter(part) for part in given.split(width, 1))
+    to, crossed = bench.take(width), bench.take(width)
+    bench.do("attend", to, queries, keys, values, 0, dim, 0, 0.3, bias=bias, both_ways=both_ways)
+    bench.do("attend_crossed", crossed, other, 0, dim, 0.3)
+    bench.do("take", (-1, 0, 0, width), to, torch.arange(width))
+    bench.do("take", (-1, 0, width, width), crossed, torch.arange(width))
+    ends = torch.tensor([start + length for start, length in zip(starts, LENGTHS, strict=True)], dtype=torch.int32)
+    own = torch.tensor([0, *LENGTHS]).cumsum(0).int(), ends, tables, slots, torch.tensor(starts, dtype=torch.int32)
+    each = torch.arange(TOKENS + 1, dtype=torch.int32), torch.full((TOKENS,), 11, dtype=torch.int32)
+    named = torch.tensor([[6, 7]], dtype=torch.int32).repeat(TOKENS, 1)
+    states = given.clone()
+    bench.room.begin(*own, *each, named)
+    bench.program.run(states, bench.room)
+
+    def attended(q, k, v, mask):
+        q, k, v = (x.double().view(len(x), heads, dim).transpose(0, 1) for x in (q, k, v))
+        return functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=0.3).transpose(0, 1).flatten(1)
+
+    expected = []
+    for parts in given.split(LENGTHS):
+        q, k, v, _ = parts.split(width, 1)
+        apart = torch.arange(len(parts))[None] - torch.arange(len(parts))[:, None]
+        mask = bias.double()[:, apart.clamp(-4, 4) + 4]
+        expected.append(attended(q, k, v, mask if both_ways else mask.masked_fill(apart > 0, -torch.inf)))
+    close(states[:, :width], torch.cat(expected), 2e-5)
+    keys, values = kept.split(width, 1)
+    close(states[:, width : 2 * width], attended(given[:, 3 * width :], keys, values, None), 2e-5)
+
+
 CUTS = (((0, 9), (0, 12)), ((0, 1), (0, 7)), ((1, 8), (7, 9)), ((8, 9), (9, 12)))
 
 

@@ -60,6 +60,9 @@ def paged_attention(g):
         "alibi": ones(4),
         "sinks": ones(4),
         "sparse": [1, 2, 8, 1, 0],
+        "bias": ones(4, 5),
+        "both_ways": False,
+        "starts": g.ints(2, 0),
     }
     return {"out": empty(g.n, 4, 16), "queries": randn(g.n, 4, 16), "kv": kv(), **g.batch(), **options}
 

@@ -22,6 +22,10 @@ def norm(_: Any) -> Operation:
     return "norm", {"to": to, "from_": STATES, "weight": ones(16), **more}
 
 
+def layer_norm(_: Any) -> Operation:
+    return "layer_norm", {"to": taken(32)[0], "from_": STATES, "weight": ones(32), "bias": ones(32), "eps": 1e-5}
+
+
 def scale(_: Any) -> Operation:
     return "scale", {"to": STATES, "by": ones(32)}
 
@@ -55,6 +59,12 @@ def mamba2(_: Any) -> Operation:
     return "mamba2", {**recurrence("space"), "skips": ones(2), "low": 0.0, "high": 1.0}
 
 
+def attend(_: Any) -> Operation:
+    slices = dict(zip(("to", "queries", "keys", "values"), taken(64, 64, 32, 32), strict=True))
+    more = {"layer": 0, "head_dim": 16, "rotated": 0, "scale": 0.25, "window": 0, "soft_cap": 0.0}
+    return "attend", {**slices, **more, "bias": ones(4, 5), "both_ways": True}
+
+
 def adding(make: Any) -> Any:
     def call(g: Given) -> Call:
         name, arguments = make(g)
@@ -70,7 +80,7 @@ def mamba1(_: Any) -> Operation:
     return "mamba1", {**slices, **more}
 
 
-for each in (norm, scale, take, linear, convolve, delta, mamba1, mamba2):
+for each in (norm, layer_norm, scale, take, linear, convolve, delta, mamba1, mamba2, attend):
     of(f"LayerProgram.{each.__name__}")(adding(each))
 
 
@@ -82,25 +92,32 @@ def arena() -> list[Tensor]:
 def room_begin(g: Given) -> Call:
     room, layers, states = g.module.ProgramRoom(), [kv()], arena()
     room.use(layers, states, 8)
-    return Call(room.begin, {**g.batch(), "slots": g.longs(8, 18)}, held=(room, layers, states))
+    crossed = {
+        f"crossed_{name}": each for name, each in zip(("cu_q", "lens", "tables"), g.batch().values(), strict=True)
+    }
+    given = {**g.batch(), "slots": g.longs(8, 18), "starts": g.ints(2, 0), **crossed}
+    return Call(room.begin, given, held=(room, layers, states))
 
 
 @of("LayerProgram.run", "states")
 def program_run(g: Given) -> Call:
     """All operations that other calls have, and attention."""
     program, room, layers, states = g.module.LayerProgram(32, WIDE), g.module.ProgramRoom(), [kv()], arena()
-    held = [make(g) for make in (norm, scale, take, linear, convolve, delta, mamba1, mamba2)]
+    held = [make(g) for make in (norm, layer_norm, scale, take, linear, convolve, delta, mamba1, mamba2, attend)]
     for name, arguments in held:
         getattr(program, name)(**arguments)
     to, queries, keys, values = taken(64, 64, 32, 32)
     program.attend(to, queries, keys, values, 0, 16, 8, 0.25)
+    program.keep(keys, values, 0, 16)
+    program.attend_crossed(to, queries, 0, 16, 0.25)
+    program.activate(to, "gelu")
     program.silu_mul(to, queries, to)
     program.sigmoid_mul(to, queries, to)
     program.multiply(to, queries)
     program.add(STATES, keys, 0.5)
     room.use(layers, states, 8)
     batch, slots = g.batch(), g.longs(8, 18)
-    room.begin(*batch.values(), slots)
+    room.begin(*batch.values(), slots, None, *batch.values())
 
     def run(**given: Any) -> None:
         program.run(room=room, **given)

@@ -14,7 +14,8 @@ inline KeyBits bits_between(std::int64_t low, std::int64_t high) {
 
 inline KeyBits seen_keys(const AttentionJob& job, const AttentionItem& item, std::int64_t first, std::int64_t tile,
                          const Row& row) {
-    const std::int64_t after = row.position + 1 < item.end_key ? row.position + 1 : item.end_key;
+    const bool all = job.both_ways || row.position + 1 >= item.end_key;
+    const std::int64_t after = all ? item.end_key : row.position + 1;
     const std::int64_t high = after < first + tile ? after : first + tile;
     std::int64_t low = first > item.first_key ? first : item.first_key;
     if (job.window > 0 && row.position - job.window + 1 > low) {
@@ -35,7 +36,7 @@ inline KeyBits seen_keys(const AttentionJob& job, const AttentionItem& item, std
 // Whether all rows see all keys of the tile that begins at position `first`.
 inline bool all_see_tile(const AttentionJob& job, const AttentionItem& item, std::int64_t first, std::int64_t tile) {
     return job.window == 0 && job.vert_stride <= 1 && first >= item.first_key && first + tile <= item.end_key &&
-           first + tile <= item.first_position + 1;
+           (job.both_ways || first + tile <= item.first_position + 1);
 }
 
 // What each row sees of that tile, and what any row does.

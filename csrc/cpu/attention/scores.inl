@@ -21,7 +21,24 @@ inline void multiply_by(float* row, const float* factors, Range range) {
 }
 
 // Whether a score is more than a product times a factor that is not negative.
-inline bool special(const AttentionJob& job) { return job.soft_cap > 0 || job.alibi != nullptr || job.scale < 0; }
+inline bool special(const AttentionJob& job) {
+    return job.soft_cap > 0 || job.alibi != nullptr || job.bias != nullptr || job.scale < 0;
+}
+
+// What is added to the scores of eight keys, the first of which is so far after its query.
+inline F8 bias_at(const AttentionJob& job, std::int64_t head, std::int64_t distance) {
+    const std::int64_t reach = job.bias_reach;
+    const float* own = job.bias + head * (2 * reach + 1) + reach;
+    if (-reach <= distance && distance + 7 <= reach) {
+        return load8(own + distance);
+    }
+    float some[8];
+    for (std::int64_t i = 0; i < 8; ++i) {
+        const std::int64_t most = distance + i < reach ? distance + i : reach;
+        some[i] = own[most > -reach ? most : -reach];
+    }
+    return load8(some);
+}
 
 // Products of a row become scores.
 inline void adjust(const AttentionJob& job, const Row& row, float factor, std::int64_t first, Range range,
@@ -35,6 +52,9 @@ inline void adjust(const AttentionJob& job, const Row& row, float factor, std::i
         if (job.alibi) {
             const F8 distance = add8(set8(static_cast<float>(first + j - row.position)), load8(kSteps));
             x = fma8(set8(job.alibi[row.head] * kLog2E), distance, x);
+        }
+        if (job.bias) {
+            x = fma8(set8(kLog2E), bias_at(job, row.head, first + j - row.position), x);
         }
         store8(scores + j, x);
     }

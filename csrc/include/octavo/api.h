@@ -39,6 +39,10 @@ struct AttentionOptions {
     TensorRef alibi;          // f32 [h] or no data
     TensorRef sinks;          // f32 [h] or no data
     BlockSparse sparse;
+    // f32 [h, 2 n + 1] or no data: what is added to the score of a key that is so far after its query, from -n to n.
+    // Those that are further get what the last one gets.
+    TensorRef bias{};
+    bool both_ways = false;  // a query sees all keys of its sequence; there is no window
 };
 
 // The sequences of a step, as gpu_worker/ops/batch.py explains.
@@ -46,6 +50,7 @@ struct BatchRef {
     TensorRef cu_q;      // i32 [s + 1]
     TensorRef seq_lens;  // i32 [s]
     TensorRef tables;    // i32 [s, any]
+    TensorRef starts{};  // i32 [s] or no data: no query of a sequence sees keys before this position
 };
 
 // Stores keys, values [t, g, d] at slots i64 [t]; a token of slot -1 is skipped.

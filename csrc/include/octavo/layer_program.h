@@ -8,6 +8,7 @@
 #include <memory>
 #include <vector>
 
+#include "octavo/activation.h"
 #include "octavo/api.h"
 
 namespace octavo {
@@ -31,8 +32,9 @@ class ProgramRoom {
     // memory until the next call.
     void use(const std::vector<KvCache>& kv, const std::vector<TensorRef>& states, std::int64_t block_size);
 
-    // The sequences of the step that programs run from now on, and slots i64 [t].
-    void begin(const BatchRef& batch, const TensorRef& slots);
+    // The sequences of the step that programs run from now on, and slots i64 [t]. crossed: the same tokens as other
+    // sequences, whose keys are read by those operations that say so; or no data.
+    void begin(const BatchRef& batch, const TensorRef& slots, const BatchRef& crossed = {});
 
   private:
     friend class LayerProgram;
@@ -57,6 +59,9 @@ class LayerProgram {
     // gate, of as many numbers: silu(gate) is multiplied with it before the norm (`gate_first`) or after it.
     void norm(const Slice& to, const Slice& from, const TensorRef& weight, float eps, std::int64_t size,
               const Slice& gate, bool gate_first);
+    // A norm of as many numbers, a multiple of 8, with a mean; weight, bias f32 [count].
+    void layer_norm(const Slice& to, const Slice& from, const TensorRef& weight, const TensorRef& bias, float eps);
+    void activate(const Slice& to, Activation kind);
     void silu_mul(const Slice& to, const Slice& gate, const Slice& up);
     void sigmoid_mul(const Slice& to, const Slice& gate, const Slice& x);
     void multiply(const Slice& to, const Slice& by);
@@ -83,9 +88,15 @@ class LayerProgram {
     // what is read has skips f32 [channels] times the values added. The state is f32 [channels, dim].
     void mamba1(const Slice& to, const Slice& queries, const Slice& keys, const Slice& values, const Slice& fades,
                 const TensorRef& rates, const TensorRef& bias, const TensorRef& skips, std::int64_t place);
-    // Turns the first `rotated` dimensions of queries and keys, and attends. layer: of the caches.
+    // Turns the first `rotated` dimensions of queries and keys, keeps keys and values, and attends. layer: of the
+    // caches.
     void attend(const Slice& to, const Slice& queries, const Slice& keys, const Slice& values, std::int64_t layer,
                 std::int64_t head_dim, std::int64_t rotated, const AttentionOptions& options);
+    // Only keeps keys and values, for what reads them later.
+    void keep(const Slice& keys, const Slice& values, std::int64_t layer, std::int64_t head_dim);
+    // Only attends, to the keys of the room's crossed sequences.
+    void attend_crossed(const Slice& to, const Slice& queries, std::int64_t layer, std::int64_t head_dim,
+                        const AttentionOptions& options);
 
     // states f32 [t, hidden] is changed. cos, sin f32 [t, any]: angles of the tokens, or no data.
     void run(const TensorRef& states, ProgramRoom& room, const TensorRef& cos, const TensorRef& sin) const;
@@ -100,11 +111,12 @@ class LayerProgram {
     struct Recurrence;
     struct Scan;
     struct Attention;
+    struct Keeping;
     void inside(const Slice& slice, const char* name) const;
     void apart(const Slice& to, const char* name, std::initializer_list<Slice> from, const char* names) const;
     template <typename Row>
     void add_row(const Row& row);
-    void keep(std::int64_t place, std::int64_t bytes);
+    void keep_state(std::int64_t place, std::int64_t bytes);
     std::unique_ptr<Recurrence> recurrence(const Slice& to, const Slice& queries, const Slice& keys,
                                            const Slice& values, const Slice& fades, const RecurringSizes& sizes,
                                            std::int64_t place);

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from gpu_worker.models.checkpoint.weights import FLOATS, BlockSource, MovedSource, ProgressCallback, WeightSource
 from gpu_worker.models.packed.layer_stacks import LayerStack, StackPacking
 from gpu_worker.models.packed.packed_experts import ExpertNames, PackedExperts, expert_names, expert_shapes, gate_of
-from gpu_worker.models.packed.packed_weights import NativeMatrix, PackedWeights, weights_of
-from gpu_worker.models.packed.packing import BLOCK, GROUP_ROWS
+from gpu_worker.models.packed.packed_weights import A8, NativeMatrix, PackedWeights, weights_of
+from gpu_worker.models.packed.packing import BLOCK, BY_ROWS, GROUP_ROWS
 from octavo.request.errors import BadModel, InvalidArgument
 
 # Parts of names of layers that choose experts: rounded, they would choose others.
@@ -204,7 +204,11 @@ class LayerPacking:
 
 @dataclass(frozen=True, slots=True)
 class LinearPacking:
-    """How linear layers of a model in torch that has its numbers are packed; `scheme` is q8 or q4, or one with -a8."""
+    """How linear layers of a model in torch that has its numbers are packed; `scheme` is q8 or q4, or one with -a8.
+
+    By q8-a8 most layers have one scale for a row, and their inputs one for a token, which is the fastest; those that
+    Transformers keeps in float32 beside halves, because their inputs are of very different sizes, have more.
+    """
 
     dtype: torch.dtype
     scheme: str
@@ -222,8 +226,14 @@ class LinearPacking:
         if not layers:
             raise InvalidArgument("quantization", f"{self.scheme}: no layer of this model is packed: say auto")
         outer = self.scheme.replace("q4", "q8")
+        careful = tuple(f".{name}.weight" for name in getattr(model, "_keep_in_fp32_modules", None) or ())
+
+        def scheme_of(name: str, layer: nn.Module) -> str:
+            by_rows = self.scheme == f"q8{A8}" and not name.endswith(careful) and layer is not head
+            return f"{BY_ROWS}{A8}" if by_rows else outer if layer is head else self.scheme
+
         stacks = {
-            name: LayerStack([name], [(each.out_features, each.in_features)], outer if each is head else self.scheme)
+            name: LayerStack([name], [(each.out_features, each.in_features)], scheme_of(name, each))
             for name, each in layers.items()
         }
         source = _Matrices({name: each.weight.detach() for name, each in layers.items()})

@@ -30,6 +30,7 @@ from gpu_worker.models.packed.weight_memory import WeightMemory
 PACKING = 8  # rises when the same checkpoint is packed to other bytes, or to another header
 BLOCK = 32
 GROUP_ROWS = 16
+BY_ROWS = "q8 by rows"  # a scheme of single layers, with -a8: in 8 bits with one scale for each row
 PIECE_VALUES = 2 << 20  # so many are converted at once: they stay in the caches, and no tensor is copied whole
 DIGITS = re.compile(r"\d+")
 HEADS = (".k_b_proj.weight", ".v_b_proj.weight")  # of latent attention, which every token reads whole
@@ -79,6 +80,8 @@ class MatrixPacker:
         """That of a stack, or FLOATS; and the source whose blocks it has, if they are kept."""
         if any(columns % BLOCK for _, columns in shapes):
             return FLOATS, None
+        if self._scheme == BY_ROWS:
+            return ROWS, None
         if self._scheme in ("q8", "q4"):
             return "q8" if names[0] in OUTER or names[0].endswith(HEADS) else self._scheme, None
         if not isinstance(self._source, BlockSource) or (self._scheme == "none" and self._dtype == torch.bfloat16):
@@ -138,7 +141,10 @@ class MatrixPacker:
         rows, columns = sum(rows for rows, _ in shapes), shapes[0][1]
         data = self._packed(format_, rows, columns)
         for place, values in self._pieces(parts, data, torch.float32):
-            self._extension.quantize(place, values, format_)
+            if format_ == ROWS:
+                self._extension.repack(place, _rows(values), format_, *values.shape)
+            else:
+                self._extension.quantize(place, values, format_)
         return self._matrix(data, format_, rows, columns)
 
     def _repack(
@@ -177,3 +183,10 @@ class MatrixPacker:
             ]
             rows = found[0] if len(found) == 1 else torch.cat(found)
             yield packed[first // GROUP_ROWS * group_bytes : -(-end // GROUP_ROWS) * group_bytes], rows
+
+
+def _rows(values: Tensor) -> Tensor:
+    """Blocks of ROWS: of each row its scale in float32, and its numbers rounded to 8 bits."""
+    scales = values.abs().amax(1, keepdim=True).float() / 127
+    codes = (values / scales.where(scales > 0, 1)).round().to(torch.int8)
+    return torch.cat((scales.view(torch.uint8), codes.view(torch.uint8)), 1)

@@ -21,9 +21,10 @@ from transformers.modeling_outputs import BaseModelOutput
 from transformers.modeling_utils import AttentionInterface
 
 from gpu_worker.models.decoders.decoder import EncodeTokens, by_registers
+from gpu_worker.models.layer_programs.stacks import programs_of_stacks
 from gpu_worker.models.packed.packed_linear import LinearPacking, PackedLinear
 from gpu_worker.models.through_transformers.decoder import CHECK_BLOCK, CHECK_TOLERANCE, TransformersDecoder
-from gpu_worker.models.through_transformers.encoder_step import EncoderStep, Encoding, PositionBias, Role
+from gpu_worker.models.through_transformers.encoder_step import EncoderStep, Encoding, PositionBias, Role, with_biases
 from gpu_worker.ops import AttentionOptions, Ops, TokenBatch, make_batch
 from gpu_worker.ops.batch import EncodedRows
 from gpu_worker.ops.kv_format import KvShape
@@ -97,6 +98,8 @@ class EncoderDecoder(TransformersDecoder):
             self.packed = packing.pack(model, cast("Any", model).get_output_embeddings())
             self.name = f"{self.name} ({self.packed.describe()})"
         self._replace_modules()
+        stacks = cast("Any", model).get_encoder(), cast("Any", model).get_decoder()
+        self.stack_programs = programs_of_stacks([*map(with_biases, stacks)], ops, (_encodes, _decodes))
         self.encode: EncodeTokens | None = self._encode
 
     @classmethod
@@ -201,6 +204,14 @@ class EncoderDecoder(TransformersDecoder):
 
     def forward(self, batch: TokenBatch, kv: Sequence[Tensor], rows: Tensor) -> Tensor:
         step = EncoderStep(self._ops, batch, kv, rows, self._options, self.encoder_support.start[0])
+        programs = self.stack_programs if self.stack_programs and self.stack_programs.use(kv) else None
+        if programs:
+            if step.num_encoded:
+                programs.keep(step.states, step.encoded_slots)
+            if not step.num_decoded:
+                return torch.empty((0, self.vocab_size))
+            programs.begin(*step.for_programs())
+            step.has_programs = True
         with running_as(step):
             result = self._model(
                 encoder_outputs=BaseModelOutput(last_hidden_state=step.states.unsqueeze(0)),
@@ -281,6 +292,15 @@ def running_as(what: EncoderStep | Encoding) -> Iterator[None]:
         yield
     finally:
         _current.reset(token)
+
+
+def _encodes() -> bool:
+    return isinstance(_current.get(), Encoding)
+
+
+def _decodes() -> bool:
+    running = _current.get()
+    return isinstance(running, EncoderStep) and running.has_programs
 
 
 def _place(module: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:

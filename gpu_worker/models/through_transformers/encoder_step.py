@@ -4,6 +4,7 @@ Each token of the decoder sees the keys of all tokens that the encoder has read,
 own. It is computed alone, so its bits are the same in a piece of any size.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -36,6 +37,10 @@ class PositionBias:
             table = self._before = self._compute(1, size, past_seen_tokens=size - 1)[0, :, 0].float().contiguous()
         return table[:, table.shape[1] - num_keys :]
 
+    def by_distance(self, reach: int) -> Tensor:
+        """[num_heads, 2 reach + 1], in float32: of keys that are so far after a query, from -reach to reach."""
+        return self._compute(1, 2 * reach + 1, past_seen_tokens=reach)[0, :, 0].float().contiguous()
+
     def around(self, start: int, end: int, num_keys: int) -> Tensor:
         """[num_heads, end - start, num_keys]: of queries at these positions and of all keys, before them and after."""
         return self._compute(end - start, num_keys, past_seen_tokens=start)[0]
@@ -50,19 +55,34 @@ class Role:
     bias: PositionBias | None
 
 
+def with_biases(stack: Any) -> tuple[Any, list[Tensor | None]]:
+    """An encoder or decoder whose modules have their roles, and what attention to its own tokens adds to scores by
+    distances, layer by layer."""
+    roles = [(each, getattr(each, "octavo_role", None)) for each in stack.modules()]
+    own = [(each, role.bias) for each, role in roles if role is not None and not role.is_cross]
+    return stack, [bias and bias.by_distance(int(each.relative_attention_max_distance)) for each, bias in own]
+
+
 class Encoding:
     """One run of the encoder over the tokens of one sequence."""
+
+    def __init__(self) -> None:
+        self._masks: tuple[PositionBias, list[Tensor]] | None = None  # of layers with the same biases, by tiles
 
     def attend(self, role: Role, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         """[1, num_tokens, num_heads, head_dim]"""
         if role.bias is None:
             attended = functional.scaled_dot_product_attention(query, key, value, scale=scale)
             return attended.transpose(1, 2)
-        tiles, num_tokens = [], query.shape[2]
-        for start in range(0, num_tokens, ENCODER_TILE):
-            tile = query[:, :, start : start + ENCODER_TILE]
-            mask = role.bias.around(start, start + tile.shape[2], num_tokens).to(query.dtype).contiguous()
-            tiles.append(functional.scaled_dot_product_attention(tile, key, value, attn_mask=mask[None], scale=scale))
+        num_tokens = query.shape[2]
+        if self._masks is None or self._masks[0] is not role.bias:
+            ends = [(start, min(start + ENCODER_TILE, num_tokens)) for start in range(0, num_tokens, ENCODER_TILE)]
+            made = [role.bias.around(*each, num_tokens).to(query.dtype).contiguous()[None] for each in ends]
+            self._masks = role.bias, made
+        tiles = [
+            functional.scaled_dot_product_attention(tile, key, value, attn_mask=mask, scale=scale)
+            for tile, mask in zip(query.split(ENCODER_TILE, dim=2), self._masks[1], strict=True)
+        ]
         return torch.cat(tiles, dim=2).transpose(1, 2)
 
 
@@ -81,6 +101,8 @@ class EncoderStep:
     If it has no token of the encoder, or none of the decoder, the model gets one row for it, whose result is ignored.
     """
 
+    has_programs = False  # whether the decoder's layers run as programs
+
     def __init__(
         self,
         ops: Ops,
@@ -93,7 +115,7 @@ class EncoderStep:
         """`rows` are the tokens of the batch whose logits are wanted. ValueError unless they are the decoder's."""
         if batch.encoded is None:
             raise ValueError("the batch does not say what the encoder has read")
-        self._ops, self._kv, self._options = ops, kv, options
+        self._ops, self._kv, self._options, self._batch = ops, kv, options, batch
         lengths = torch.tensor(batch.encoded.lengths)
         owners = torch.arange(len(batch.q_lens)).repeat_interleave(torch.tensor(batch.q_lens))
         is_decoded = batch.positions >= lengths[owners]
@@ -103,6 +125,7 @@ class EncoderStep:
             raise ValueError("logits of encoded tokens are wanted, or the encoder gave other rows than the step has")
         self.wanted = (is_decoded.cumsum(0) - 1)[rows]
         self.states, self._written = batch.encoded.states, _with_slots(batch, batch.slots[encoded])
+        self.encoded_slots = self._written.slots
         if not self.num_encoded:
             self.states = self.states.new_zeros((1, self.states.shape[1]))
             self._written = _with_slots(batch, torch.tensor([-1]))
@@ -114,11 +137,30 @@ class EncoderStep:
             return
         tables, last = batch.block_tables[owner], batch.positions[decoded]
         self._crossed = _single_rows(self._decoded, tables, lengths[owner])
-        self._tables, self._lengths, self._last, self._owner = tables, lengths[owner].tolist(), last.tolist(), owner
+        self._tables, self._lengths, self._last, self._owner = tables, lengths[owner].tolist(), last, owner
+        self._starts = lengths
+
+    def for_programs(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """The decoder's tokens as sequences that begin behind what the encoder has read, and each token as one that
+        sees all of that. There is such a token."""
+        ends = torch.bincount(self._owner, minlength=len(self._starts)).cumsum(0)
+        own = {
+            "cu_q": functional.pad(ends, (1, 0)).int(),
+            "seq_lens": self._batch.seq_lens,
+            "block_tables": self._batch.block_tables,
+            "slots": self._decoded.slots,
+            "starts": self._starts.int(),
+        }
+        crossed = self._crossed
+        return own, {"cu_q": crossed.cu_q, "lens": crossed.seq_lens, "tables": crossed.block_tables}
+
+    @functools.cached_property
+    def _reaches(self) -> list[_Reach]:
         reach: dict[int, list[int]] = {}
         for row, num_before in enumerate(self.positions.tolist()):
             reach.setdefault(num_before + 1, []).append(row)
-        self._reaches = [
+        tables, last = self._tables, self._last
+        return [
             _Reach(rows := torch.tensor(which), num_keys, _single_rows(self._decoded, tables[rows], last[rows] + 1))
             for num_keys, which in reach.items()
         ]
@@ -151,20 +193,20 @@ class EncoderStep:
 
     def _attend_biased(self, pages: Tensor, queries: Tensor, scale: float, bias: PositionBias) -> Tensor:
         """Each row by itself, of products and sums whose order depends on how many keys it sees and on nothing else."""
-        attended, size = torch.empty_like(queries), pages.shape[3]
+        attended, size, places = torch.empty_like(queries), pages.shape[3], self._last.tolist()
         heads = queries.float()
         row = 0
         while row < self.num_decoded:  # the rows of a sequence
             end = row + 1
             while end < self.num_decoded and self._owner[end] == self._owner[row]:
                 end += 1
-            first, last = self._lengths[row], self._last[end - 1]
+            first, last = self._lengths[row], places[end - 1]
             blocks = self._tables[row, first // size : last // size + 1].long()
             stored = kv_format.raw(pages).index_select(0, blocks).view(pages.dtype)
             dense = kv_format.decode(stored, queries.shape[-1], torch.float32)  # [blocks, heads, 2, size, head_dim]
             both = dense.permute(2, 1, 0, 3, 4).flatten(2, 3)[:, :, first % size :]
             for each in range(row, end):
-                num_keys = self._last[each] - first + 1
+                num_keys = places[each] - first + 1
                 keys, values = both[:, :, :num_keys]
                 scores = (heads[each][:, None] * keys).sum(-1) * scale + bias.up_to(num_keys)
                 weights = scores.softmax(-1)

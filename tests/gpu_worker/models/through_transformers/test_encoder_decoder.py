@@ -23,7 +23,7 @@ ONE_OF_EACH_ATTENTION = ("bart", "t5", "t5-gated", "umt5", "marian")
 GREEDY = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
 OPTIONS = ({}, {"dtype": "bfloat16"}, {"kv_cache_dtype": "int8"})
 FORMS = [*zip(FAULTS, [*OPTIONS, *OPTIONS], strict=False), ("kill", {"quantization": "q8"})]
-FORMS += [("odd pieces", {"quantization": "q4-a8", "dtype": "bfloat16"})]
+FORMS += [("odd pieces", {"quantization": "q4-a8", "dtype": "bfloat16"}), ("kill", {"quantization": "q8-a8"})]
 extended = pytest.mark.skipif(native.load() is None, reason="the reference ops round by the batch's shape")
 
 
@@ -65,6 +65,24 @@ def test_sequences_of_different_lengths_get_the_tokens_of_generate(name, encoded
     assert found == {key: model.generate(read, 20) for key, read in prompts.items()}
     assert sorted(encoded_lengths) == [1, 7, 8, 30, 61]
     assert runner.info.eos_token_ids == (model.model.generation_config.eos_token_id,)
+
+
+@extended
+@pytest.mark.parametrize("name", some(NAMES, ONE_OF_EACH_ATTENTION))
+def test_layers_run_as_programs_and_by_their_own_code(name, encoded, load, monkeypatch):
+    """Those of the encoder as well. Numbers of another type are none that programs take."""
+    model, runner = encoded(name), load(encoded(name).directory)
+    programs, prompts = runner._decoder.stack_programs, {f"p{length}": text(length, length) for length in (1, 30, 61)}
+    expected, ran = {key: model.generate(read, 20) for key, read in prompts.items()}, []
+    begin = programs.begin
+    monkeypatch.setattr(programs, "begin", lambda *batches: ran.append(batches) or begin(*batches))
+    assert outputs_of(engine_of(runner), prompts) == expected
+    assert ran
+    monkeypatch.setattr(programs, "use", lambda kv: False)
+    assert outputs_of(engine_of(runner), {f"own {key}": read for key, read in prompts.items()}) == {
+        f"own {key}": tokens for key, tokens in expected.items()
+    }
+    assert load(model.directory, dtype="bfloat16")._decoder.stack_programs is None
 
 
 @extended
@@ -149,6 +167,24 @@ def test_layers_are_rounded(name, scheme, encoded, load, monkeypatch, tmp_path):
     if name == "bart":  # T5 repeats a token or two, whatever its numbers
         assert found != {key: model.generate(read, 20) for key, read in prompts.items()}
     assert "8 bits" in load(model.directory, quantization=f"{scheme}-a8")._decoder.name
+
+
+@extended
+@pytest.mark.parametrize(("name", "formats"), [("t5", {"q8_rows"}), ("bart", {"q8_rows"}), ("wide", {"q8", "q8_rows"})])
+def test_by_q8_a8_rows_have_one_scale(name, formats, encoded, load, monkeypatch, tmp_path):
+    """But for the output projection, and for T5's layers of inputs whose sizes differ most."""
+    monkeypatch.setattr(packed_cache, "LEAST_BYTES", 0)
+    model = TinyEncoded("t5", tmp_path, d_ff=64) if name == "wide" else encoded(name)
+    options = {"quantization": "q8-a8", "packed_cache": str(tmp_path / "packed")}
+    for _ in range(2):  # the second one finds layers packed
+        decoder = load(model.directory, **options)._decoder
+        layers = {key: each.weight.format for key, each in decoder.packed.tensors.items() if "lm_head" not in key}
+        assert set(layers.values()) == formats
+        assert all((each == "q8") == key.endswith(".wo.weight") for key, each in layers.items())
+    assert len(list((tmp_path / "packed").glob("*.packed"))) == 1
+    encoded_tokens, exact = text(30), load(model.directory)._decoder
+    found, expected = decoder.encode(encoded_tokens), exact.encode(encoded_tokens)
+    assert 0 < float((found - expected).abs().mean() / expected.std()) < 0.03
 
 
 def test_what_is_not_served_is_refused_by_name(encoded, load, tmp_path, monkeypatch):
