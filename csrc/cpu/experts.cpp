@@ -250,9 +250,11 @@ void ExpertRun::gather(std::int64_t pair) {
 void ExpertRun::multiply(const Stack& weights, const TensorRef& bias, const float* from, std::int64_t cols, float* to) {
     const auto parts = static_cast<std::int64_t>(weights.size() / e_.down.size());
     const std::int64_t rows = weights[0].rows;
-    const std::int64_t some = rows_at_once(weights[0], threads_, k_.division(weights[0], 1));
+    const auto asked_by = static_cast<std::int64_t>(space_.asked.size());
+    const std::int64_t columns = num_tokens_ * e_.top / std::max<std::int64_t>(asked_by, 1);  // of one, on average
+    const std::int64_t some = rows_at_once(weights[0], threads_, k_.division(weights[0], columns), asked_by * parts);
     const std::int64_t turns = (rows + some - 1) / some;
-    thread_.each(static_cast<std::int64_t>(space_.asked.size()) * parts * turns, [&](std::int64_t i) {
+    thread_.each(asked_by * parts * turns, [&](std::int64_t i) {
         const AskedExpert& asked = space_.asked[static_cast<std::size_t>(i / turns / parts)];
         const std::int64_t part = i / turns % parts;
         const std::int64_t blocks = input_at(asked.first, cols / kBlock), first = i % turns * some;

@@ -1,5 +1,7 @@
 // Products with plain row-major weights: a tile of rows times columns in registers, summed along k.
 
+constexpr std::int64_t kSlabOfFloats = 512 << 10;  // bytes of inputs that the second cache keeps
+
 template <Format kFormat>
 inline F8 load_weight(const void* p, std::int64_t i) {
     if (kFormat == Format::kF32) {
@@ -201,9 +203,23 @@ std::int64_t linear_scratch(const LinearJob& job) {
 
 constexpr std::int64_t kTurnBytes = 512 << 10;  // the second cache keeps them for all columns
 
+// That cache keeps a slab of inputs for all rows of a turn. Where each turn lays them out anew, turns are high.
+inline Division dense_division(const Weight& weight, std::int64_t columns) {
+    constexpr std::int64_t kWide = 3 * kInputColumns;
+    const std::int64_t fits = kSlabOfFloats / (4 * weight.cols + 1) / kWide * kWide, most = fits > 0 ? fits : kWide;
+    Division by{kGroupRows, kTurnBytes / row_bytes(weight), columns < most ? columns : most};
+#if defined(__AVX512F__)
+    by.most_rows = columns >= kFewestPaired ? kHighTurn : by.most_rows;
+#endif
+    return by;
+}
+
 Division division(const Weight& weight, std::int64_t columns) {
     static_assert(kBf16TileRows % kGroupRows == 0);
     const std::int64_t most_rows = kTurnBytes / row_bytes(weight);
+    if (weight.format < Format::kQ8) {
+        return dense_division(weight, columns);
+    }
     if (weight.format >= Format::kQ8 && weight.rounding == Rounding::kNone && exact_in_panels(columns)) {
         return panels_division(weight, columns);
     }

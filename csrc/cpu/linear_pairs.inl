@@ -6,15 +6,15 @@
 
 constexpr std::int64_t kFewestPaired = 6;  // columns
 constexpr std::int64_t kPairedRows = 8;
-constexpr std::int64_t kPairs = 3;  // 8 x 3 sums in 32 registers
-constexpr std::int64_t kPairedBytes = 512 << 10;
-constexpr std::int64_t kPairedChunk = 128;  // eights of k
+constexpr std::int64_t kPairs = 3;         // 8 x 3 sums in 32 registers
+constexpr std::int64_t kPairedChunk = 80;  // eights of k, at most; chunks of a row are about as long as each other
+constexpr std::int64_t kHighTurn = 1024;   // rows
 constexpr std::int64_t kPairedSums = kPairedRows * kPairs * 16;
 
 inline std::int64_t eights_of(const LinearJob& job) { return (job.weight.cols + 7) / 8; }
 
 inline std::int64_t paired_columns(const LinearJob& job) {
-    const std::int64_t fits = kPairedBytes / (32 * eights_of(job)) / (2 * kPairs) * (2 * kPairs);
+    const std::int64_t fits = kSlabOfFloats / (32 * eights_of(job)) / (2 * kPairs) * (2 * kPairs);
     const std::int64_t most = fits > 0 ? fits : 2 * kPairs;
     return job.columns < most ? job.columns : most;
 }
@@ -48,21 +48,11 @@ struct PairedChunk {
     bool first, last;   // of the rows
 };
 
-// The same chunk of the next rows, for which panels ask while they are multiplied.
+// What follows in memory, for which panels ask while they are multiplied: so many bytes for an eight of k. A number of
+// requests that changed within a panel would cost more than they bring: processors guess branches that never change.
 struct NextRows {
-    const char* row;
-    std::int64_t stride, line, lines;  // bytes of a row; lines of its chunk
-    std::int64_t each, left;           // lines for an eight of k, and for this panel
-
-    void fetch() {
-        for (std::int64_t i = 0; i < each && left > 0; ++i, --left) {
-            fetch_second(row + 64 * line);
-            if (++line == lines) {
-                line = 0;
-                row += stride;
-            }
-        }
-    }
+    const char* at;
+    std::int64_t step;
 };
 
 template <int kWide>
@@ -84,10 +74,15 @@ inline void add_pairs(const PairedChunk& chunk, const float* x, NextRows& next, 
             }
         }
     };
-    for (std::int64_t k = 0; k < whole; ++k, w += 8, x += 16 * kWide) {
-        next.fetch();
+    const std::int64_t step = next.step;
+    const char* ahead = next.at;
+    for (std::int64_t k = 0; k < whole; ++k, w += 8, x += 16 * kWide, ahead += step) {
+        for (std::int64_t line = 0; line < step; line += 64) {
+            fetch_second(ahead + line);
+        }
         add([](const float* p) __attribute__((always_inline)) { return load8(p); });
     }
+    next.at = ahead;
     if (chunk.rest > 0) {
         add([&](const float* p) __attribute__((always_inline)) { return load8_some(p, chunk.rest); });
     }
@@ -149,7 +144,6 @@ void paired_rows(const LinearJob& job, std::int64_t row, std::int64_t column, st
     const std::int64_t cols = job.weight.cols, eights = eights_of(job), bytes = job.weight.stride * kSize;
     const std::int64_t pairs = (columns + 1) / 2, panels = (pairs + kPairs - 1) / kPairs;
     const char* rows = static_cast<const char*>(job.weight.data) + row * bytes;
-    const bool more = column == 0 && row + 2 * kPairedRows <= job.weight.rows;
     PairedChunk chunk{reinterpret_cast<const float*>(rows), job.weight.stride, 0, 0, true, false};
     if constexpr (kFormat != Format::kF32) {
         for (std::int64_t r = 0; r < kPairedRows; ++r) {
@@ -158,16 +152,14 @@ void paired_rows(const LinearJob& job, std::int64_t row, std::int64_t column, st
         chunk.weights = widened;
         chunk.stride = cols;
     }
+    const std::int64_t chunks = (eights + kPairedChunk - 1) / kPairedChunk, size = (eights + chunks - 1) / chunks;
+    NextRows next{rows + kPairedRows * bytes, kPairedRows * bytes / (eights * panels)};
     for (std::int64_t first = 0; first < eights; first += chunk.eights, chunk.first = false) {
-        chunk.eights = eights - first < kPairedChunk ? eights - first : kPairedChunk;
+        chunk.eights = eights - first < size ? eights - first : size;
         chunk.last = first + chunk.eights == eights;
         chunk.rest = chunk.last ? cols % 8 : 0;
-        const std::int64_t lines = (chunk.eights * 8 * kSize + 63) / 64, all = more ? lines * kPairedRows : 0;
-        NextRows next{rows + kPairedRows * bytes + first * 8 * kSize, bytes, 0, lines, 0, 0};
         for (std::int64_t panel = 0; panel < panels; ++panel) {
             const std::int64_t at = panel * kPairs, wide = pairs - at < kPairs ? pairs - at : kPairs;
-            next.left = all * (panel + 1) / panels - all * panel / panels;
-            next.each = next.left / chunk.eights + 1;
             const float* inputs = x + (at * eights + first * wide) * 16;
             float* sums = kept + panel * kPairedSums;
             const auto tile = wide == 3 ? paired_tile<3> : wide == 2 ? paired_tile<2> : paired_tile<1>;

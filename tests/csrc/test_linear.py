@@ -128,7 +128,8 @@ def test_a_column_does_not_depend_on_those_beside_it(kernels, format_):
     most = 53 if isinstance(kernels, ModuleType) else 5  # the definition is slow, and has columns one by one
     forms = [(75, cols, most, inputs) for inputs in inputs_of(format_)]
     forms += [(29, cols, min(most, 20), "float32") for cols in range(33, 41)] if format_ in PLAIN else []
-    forms += [(21, 1203, 120, "float32")] if format_ in PLAIN and most > 5 else []  # chunks of k, and slabs, on AVX-512
+    if format_ in PLAIN and most > 5:  # slabs; chunks of k, and slabs within a turn, on AVX-512
+        forms += [(21, 1203, 120, "float32"), (21, 2803, 60, "float32")]
     if format_ == "q8_rows":  # sums of 1024 columns are whole
         forms += [(75, 2080, most, inputs) for inputs in inputs_of(format_)[1:]]
     if format_ == "halves" and most > 5:  # tiles take long rows in chunks, and many columns in slabs

@@ -41,6 +41,13 @@ else:
     print("it has no chat template")
 """
 SLOWER = "run by the code of Transformers, which is slower than octavo's own decoders"
+IN_PROGRAMS = (
+    "layers run as programs of octavo's extension, where a CPU has float32"  # of gpu_worker/models/layer_programs
+)
+PROGRAMMED = (
+    *("bamba", "falcon_h1", "granitemoehybrid", "jamba", "lfm2", "lfm2_moe", "mamba", "mamba2"),
+    *("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_next"),
+)
 REFUSED = 3
 ADAPTER_PROBE = """
 import sys
@@ -159,7 +166,7 @@ def _sound_folder(path: Path, config: Path) -> CheckReport:
     own = kind in (*LLAMA_LIKE, *MIXTURES, *LIKE_GPT) or values.get("model_type") in PICTURED
     parts = [
         describe(values),
-        "" if own else "run by the code of Transformers, which is slower than octavo's own decoders",
+        "" if own else IN_PROGRAMS if kind in PROGRAMMED else SLOWER,
     ]
     return CheckReport("model", "ok", ", ".join([f"{path}", *filter(None, parts)]))
 

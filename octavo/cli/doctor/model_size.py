@@ -29,6 +29,7 @@ from octavo.cli.doctor.sized_model import (
     ModelSize,
     SizedTensor,
 )
+from octavo.cli.doctor.state_size import numbers_of_file, numbers_of_folder
 from octavo.model_files.gguf import GgufFile, TensorInfo, TensorType
 from octavo.model_files.gguf_metadata import Metadata
 from octavo.model_files.gguf_parts import first_parts
@@ -110,6 +111,8 @@ def _memory(found: ModelSize) -> str:
 def _tokens(found: ModelSize) -> Iterator[str]:
     if found.slots:
         yield f"keys and values {found.slots * FLOAT_BYTES / 1024:.0f} KiB a token"
+    if found.state:
+        yield f"a state {_mib(found.state * FLOAT_BYTES)} for each block of --block-size tokens, of recurrent layers"
 
 
 def _speed(found: ModelSize) -> Iterator[str]:
@@ -169,6 +172,10 @@ def _of_file(path: Path) -> ModelSize:
             [AS_THEY_ARE],
             slots=2 * (metadata.integer(f"{kind}.block_count", 0) - without_keys) * kv_heads * width,
             asked=top / count if count else 1.0,
+            state=numbers_of_file(
+                {name: each.shape for name, each in file.tensors.items()},
+                *(metadata.integer(f"{kind}.ssm.{what}_size", 0) for what in ("inner", "state")),
+            ),
         )
 
 
@@ -230,6 +237,7 @@ def _of_folder(path: Path) -> ModelSize | None:
         [AS_THEY_ARE] if in_codes else [AS_THEY_ARE, HALVES, *(() if in_floats else ROUNDED)],
         slots=_slots(config),
         asked=int(config.get("num_experts_per_tok") or 0) / experts if experts else 1.0,
+        state=numbers_of_folder({name: each["shape"] for name, each in listed.items()}, config),
     )
 
 
@@ -282,4 +290,6 @@ def _header(path: Path) -> dict[str, Any]:
 
 
 def _mib(num_bytes: int) -> str:
+    if num_bytes < MIB:
+        return f"{num_bytes / 1024:.0f} KiB"
     return f"{num_bytes / 2**30:.1f} GiB" if num_bytes >= 1 << 30 else f"{num_bytes / MIB:.0f} MiB"

@@ -36,6 +36,7 @@ class ModelSize:
     ways: Sequence[tuple[str, float | None, float | None]]
     slots: int  # numbers of keys and values for each token; 0: not known
     asked: float = 1.0  # the part of the experts that a token asks
+    state: int = 0  # numbers of the state of recurrent layers, which each block keeps
     copied: int = 0  # numbers of an embedding that is the head, too, and that stays as it is beside a rounded head
 
     @property

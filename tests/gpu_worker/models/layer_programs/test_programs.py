@@ -12,6 +12,7 @@ from transformers_types import STATEFUL
 from gpu_worker.models.layer_programs.programs import KINDS
 from gpu_worker.models.through_transformers.attention import StepContext
 from gpu_worker.ops import native
+from octavo.cli.doctor.model_checks import PROGRAMMED
 
 pytestmark = pytest.mark.skipif(native.load() is None, reason="the extension was not built")
 TOKENS = [(7 * i + 3) % 128 for i in range(50)]
@@ -50,6 +51,7 @@ def test_programs_have_the_logits_of_transformers(name, isa, made, load, all_log
 def test_every_kind_of_layer_is_tested(made):
     found = {type(layer).__name__ for name in IN_PROGRAMS for layer in made(name).model.base_model.layers}
     assert found == set(KINDS)
+    assert {made(name).model.config.get_text_config().model_type for name in IN_PROGRAMS} <= {*PROGRAMMED}
 
 
 @pytest.mark.parametrize("name", ["lfm2", "qwen3_5_text", "granitemoehybrid-dense", "falcon_h1", "mamba"])

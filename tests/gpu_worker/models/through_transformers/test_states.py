@@ -1,5 +1,6 @@
 """Models with a state beside keys and values: it goes on from the block of the token before, in pieces of any size."""
 
+import json
 from dataclasses import replace
 from itertools import pairwise
 
@@ -7,6 +8,7 @@ import pytest
 import torch
 from differences import difference
 from effort import diagonal, some
+from safetensors import safe_open
 from same_bits import FAULTS, Engines, draw_cases
 from transformers_types import STATEFUL
 
@@ -14,6 +16,7 @@ from gpu_worker.models.through_transformers.recurrence import Recurrences, keepi
 from gpu_worker.models.through_transformers.states import StepStates
 from gpu_worker.ops import choose_ops, make_batch
 from gpu_worker.ops.state_format import BlockStates, StatePart, StateShape
+from octavo.cli.doctor.state_size import numbers_of_folder
 from octavo.request.errors import BadModel, InvalidArgument
 
 CPU = torch.device("cpu")
@@ -41,6 +44,17 @@ def test_a_continued_sequence_says_the_same(name, fault, tiny, load):
     assert len(cases) == 4
     for compared in engines.compare(cases):
         assert compared.num_tokens and not compared.wrong_tokens, compared.case
+
+
+@pytest.mark.parametrize("name", STATEFUL)
+def test_the_doctor_knows_the_size_of_a_state(name, tiny, load):
+    folder = tiny(name).directory
+    with safe_open(folder / "model.safetensors", "pt") as file:
+        shapes = {key: file.get_slice(key).get_shape() for key in file.keys()}  # noqa: SIM118 (it is no dict)
+    config = json.loads((folder / "config.json").read_text())
+    told = 4 * numbers_of_folder(shapes, config | (config.get("text_config") or {}))
+    kept = load(folder)._decoder.state.num_bytes
+    assert told <= kept < told + 128, "but for what fills up lines"
 
 
 def test_a_state_of_other_tokens_is_found_out(tiny, load, all_logits):

@@ -9,6 +9,7 @@ from octavo.cli.doctor import model_checks
 REFUSED = {"model_type": "rwkv", "architectures": ["RwkvForCausalLM"]}
 OTHER = {"model_type": "cohere", "architectures": ["CohereForCausalLM"]}
 OWN = {"model_type": "llava", "text_config": {"model_type": "llama"}}
+PROGRAMMED = {"model_type": "qwen3_5", "text_config": {"model_type": "qwen3_5_text"}}
 SEEING = {"model_type": "qwen3_vl", "text_config": {"model_type": "qwen3_vl_text"}}
 
 
@@ -26,7 +27,9 @@ def test_what_a_worker_refuses_is_told_with_its_reason(folder):
     assert "a worker refuses it: " in report.detail and "rwkv keeps a recurrent state" in report.detail
 
 
-@pytest.mark.parametrize(("folder", "slower"), [(OTHER, True), (OWN, False), (SEEING, False)], indirect=["folder"])
+@pytest.mark.parametrize(
+    ("folder", "slower"), [(OTHER, True), (OWN, False), (SEEING, False), (PROGRAMMED, False)], indirect=["folder"]
+)
 def test_what_runs_by_the_code_of_transformers_is_told_to_be_slower(folder, slower):
     report = model_checks.model(folder)
     assert (report.result, "slower than octavo's own decoders" in report.detail) == ("ok", slower)
