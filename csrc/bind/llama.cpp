@@ -210,7 +210,7 @@ LoraStack stack_of(py::handle given) {
     for (const py::handle part : pair[1]) {
         require(py::isinstance<py::tuple>(part) && py::len(part) == 2, "layers", "have a part that is no pair");
         const auto [b, first] = part.cast<std::pair<Weight, std::int64_t>>();
-        stack.parts.push_back({b, first, low});
+        stack.parts.push_back({b, first, low, 0});
         low += b.rows;
     }
     return stack;

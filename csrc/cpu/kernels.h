@@ -40,6 +40,13 @@ static inline std::int64_t input_at(std::int64_t column, std::int64_t blocks) {
     return column / kInputColumns * kInputColumns * blocks + column % kInputColumns;
 }
 
+// What an adapter adds to the products of a column.
+struct LowRank {
+    const LoraPart* parts;
+    std::int64_t count;  // of parts
+    const float* low;
+};
+
 // y[column, row] (+)= sum over k of weight[row, k] * x[column, k] + bias[row]. In products of matrices a column is the
 // inputs of one token, a row is one of the matrix, and k counts the matrix's own columns (`cols`).
 // A result's bits depend neither on the number of columns nor on which rows are computed together.
@@ -55,6 +62,11 @@ struct LinearJob {
     std::int64_t y_stride;
     const float* bias;  // [rows] or null
     bool accumulate;    // adds to y instead of overwriting it
+    // Of each column, for weights that kernels add it to (adds_low_rank); null: nothing. The weight's rows begin with
+    // row `low_row` of the adapters' stacks.
+    const LowRank* low_rank = nullptr;
+    std::int64_t low_row = 0;
+    const void* next = nullptr;  // what is read after the last row of plain weights
 };
 
 // The job of `count` of its columns, from a multiple of kInputColumns on.
@@ -63,6 +75,7 @@ static inline LinearJob some_columns(LinearJob job, std::int64_t first, std::int
     job.x = job.x != nullptr ? job.x + first * job.x_stride : nullptr;
     job.digits = job.digits != nullptr ? job.digits + inputs : nullptr;
     job.bf16 = job.bf16 != nullptr ? job.bf16 + inputs : nullptr;
+    job.low_rank = job.low_rank != nullptr ? job.low_rank + first : nullptr;
     job.columns = count;
     job.y += first * job.y_stride;
     return job;
@@ -184,8 +197,11 @@ struct Kernels {
     void (*from_float)(DType dtype, const float* from, std::int64_t count, void* to);
     std::int64_t (*argmax)(const float* x,
                            std::int64_t count);  // lowest index of the maximum; of a NaN if there is one
-    // y[i] += sum over k of low[k] * b[k, first + i], for i below `count`. b is plain. The order is that of k.
-    void (*add_low_rank)(const Weight& b, std::int64_t first, std::int64_t count, const float* low, float* y);
+    // Whether products with this weight add what adapters do: those whose inputs are digits, which ask for memory
+    // while they compute.
+    bool (*adds_low_rank)(const Weight& weight);
+    // y[i] += sum over k of low[k] * b[k, first + i], for i below `count`. The order is that of k.
+    void (*add_low_rank)(const LoraPart& part, std::int64_t first, std::int64_t count, const float* low, float* y);
     // All tokens, for some columns of one head's matrix. `scratch`: 8 * key_dim + count floats.
     void (*recur)(const RecurrenceJob& job, std::int64_t head, std::int64_t first, std::int64_t count, float* scratch);
     // All tokens, for some heads whose matrices have one column, without a delta rule.

@@ -31,6 +31,8 @@ namespace {
 
 #include "kv_rows.inl"
 
+#include "low_rank.inl"
+
 #include "linear_packed.inl"
 
 #include "linear_panels.inl"
@@ -43,8 +45,6 @@ namespace {
 
 #include "linear_dense.inl"
 
-#include "low_rank.inl"
-
 #include "recurrence.inl"
 
 #include "attention.inl"
@@ -53,10 +53,10 @@ namespace {
 
 const Kernels* OCTAVO_TABLE() {
     static constexpr Kernels kTable = {
-        OCTAVO_ISA,     linear,         linear_scratch, division, to_digits,   to_bf16_blocks, weight_row,
-        attend,         attend_scratch, merge,          rms_norm, layer_norm,  activate,       silu_mul,
-        clamped_swiglu, write_slot,     rotate,         to_float, from_float,  argmax,         add_low_rank,
-        recur,          recur_lines,    scan,           convolve, sigmoid_mul, fade,
+        OCTAVO_ISA,     linear,         linear_scratch, division, to_digits,  to_bf16_blocks, weight_row,
+        attend,         attend_scratch, merge,          rms_norm, layer_norm, activate,       silu_mul,
+        clamped_swiglu, write_slot,     rotate,         to_float, from_float, argmax,         adds_low_rank,
+        add_low_rank,   recur,          recur_lines,    scan,     convolve,   sigmoid_mul,    fade,
     };
     return &kTable;
 }

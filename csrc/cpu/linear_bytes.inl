@@ -144,7 +144,10 @@ void byte_rows(const LinearJob& job, std::int64_t first_row, std::int64_t end, s
                 offsets[block * columns + column] = offsets_of<kFormat>(job.digits[at]);
             }
         }
+        const std::int64_t tiles = (columns + kByteColumns - 1) / kByteColumns;
         for (std::int64_t row = first_row; row < end; row += kGroupRows) {
+            LowRankTile<kByteSlab> adapters(job, first, columns, row, kGroupRows,
+                                            (blocks + kByteBlocks - 1) / kByteBlocks * tiles);
             for (std::int64_t block = 0; block < blocks; block += kByteBlocks) {
                 const std::int64_t count = blocks - block < kByteBlocks ? blocks - block : kByteBlocks;
                 for (std::int64_t i = 0; i < count; ++i) {
@@ -152,6 +155,7 @@ void byte_rows(const LinearJob& job, std::int64_t first_row, std::int64_t end, s
                 }
                 each_columns<kByteColumns>(columns, [&](auto width, std::int64_t column) {
                     constexpr int kColumns = decltype(width)::kColumns;
+                    adapters.fetch_some();
                     const InputBlock* x = job.digits + input_at(first + column, blocks) + block * kInputColumns;
                     byte_tile<kFormat, kColumns>(panel, x, offsets + block * columns + column, columns, count,
                                                  sums + column * kGroupRows);
@@ -160,6 +164,7 @@ void byte_rows(const LinearJob& job, std::int64_t first_row, std::int64_t end, s
                     }
                 });
             }
+            adapters.add(job, first, columns, row, kGroupRows);
         }
     }
 }

@@ -51,6 +51,9 @@ inline void dense_tile(const LinearJob& job, const void* rows, std::int64_t stri
         }
     };
     const char* next = static_cast<const char*>(rows) + kRows * stride * kSize;  // memory in its order, a tile ahead
+    if (job.next != nullptr && row + kRows >= job.weight.rows) {
+        next = static_cast<const char*>(job.next);
+    }
     for (std::int64_t k = 0; k < whole; k += 8) {
         for (std::int64_t line = 0; column == 0 && line < kRows * 8 * kSize; line += 64) {
             fetch_second(next + k * kRows * kSize + line);

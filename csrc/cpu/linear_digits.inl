@@ -57,7 +57,9 @@ inline void digit_tile(const LinearJob& job, std::int64_t row, std::int64_t colu
     for (int c = 0; c < kColumns; ++c) {
         sums[c] = R::zero();
     }
+    LowRankTile<kColumns> adapters(job, column, kColumns, row, R::kRows, blocks);
     for (std::int64_t block = 0; block < blocks; ++block, inputs += kInputColumns) {
+        adapters.fetch_some();
         for (std::int64_t line = 0; column == 0 && line < At::kBytes; line += 64) {
             fetch_second(at.line(block) + kAhead + line);
         }
@@ -70,6 +72,7 @@ inline void digit_tile(const LinearJob& job, std::int64_t row, std::int64_t colu
     for (int c = 0; c < kColumns; ++c) {
         put_tile<R>(job, column + c, row, sums[c]);
     }
+    adapters.add(job, column, kColumns, row, R::kRows);
 }
 
 #if defined(OCTAVO_TILES)
@@ -178,6 +181,9 @@ class DigitTiles {
                 }
             }
         }
+        const std::int64_t left = job_.columns - column_, columns = left < kInputColumns ? left : kInputColumns;
+        LowRankTile<kInputColumns>(job_, column_, columns, row_, kGroupRows, 1)
+            .add(job_, column_, columns, row_, kGroupRows);
     }
 
   private:

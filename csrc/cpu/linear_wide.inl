@@ -164,7 +164,10 @@ void wide_slab(const LinearJob& job, std::int64_t row, std::int64_t end, std::in
             }
         }
     });
+    const std::int64_t tiles = (last - first + kWideColumns - 1) / kWideColumns;
     for (; row < end; row += kGroupRows) {
+        LowRankTile<kWideSlab> adapters(job, first, last - first, row, kGroupRows,
+                                        (blocks + kWideBlocks - 1) / kWideBlocks * tiles);
         for (std::int64_t block = 0; block < blocks; block += kWideBlocks) {
             const std::int64_t count = blocks - block < kWideBlocks ? blocks - block : kWideBlocks;
             for (std::int64_t i = 0; i < count; ++i) {
@@ -172,6 +175,7 @@ void wide_slab(const LinearJob& job, std::int64_t row, std::int64_t end, std::in
             }
             each_columns<kWideColumns>(last - first, [&](auto width, std::int64_t column) {
                 constexpr int kColumns = decltype(width)::kColumns;
+                adapters.fetch_some();
                 const WideInputs* x = space.x + column * blocks + block * kColumns;
                 if constexpr (has_row_scales(kFormat)) {
                     static_assert(kChunkBlocks % kWideBlocks == 0);
@@ -190,6 +194,7 @@ void wide_slab(const LinearJob& job, std::int64_t row, std::int64_t end, std::in
                 }
             });
         }
+        adapters.add(job, first, last - first, row, kGroupRows);
     }
 }
 

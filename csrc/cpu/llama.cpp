@@ -134,6 +134,8 @@ void Llama::run(const TensorRef& hidden, const LlamaStep& step, const std::vecto
     space_->gate_up.take(n * results_apart(2 * share_.inner.count));
     space_->inner.take(alone * s.inner);
     space_->low.take(step.loras.empty() ? 0 : step.lora_rows.shape[0] * lora_low_rows(step));
+    const std::int64_t adapted = step.loras.empty() ? 0 : n;
+    std::fill_n(space_->low_rank.take(adapted), adapted, LowRank{nullptr, 0, nullptr});
     space_->digits.take(num_blocks(n, widest));
     space_->bf16.take(num_blocks(n, widest));
     for (const LlamaLayer& layer : layers_) {

@@ -10,8 +10,8 @@ void Llama::Run::attend_heads(std::size_t index) {
     const LlamaLayer& layer = m_.layers_[index];
     if (qkv_row() > 0) {
         norm(layer.input_norm, layer.qkv, m_.all_have_heads());
-        product(layer.qkv, normed_, layer.qkv_bias, qkv_, qkv_row(), false);
-        adapt(index, &LoraLayer::qkv, normed_, s_.hidden, qkv_, qkv_row());
+        const Adapted adapted{index, &LoraLayer::qkv, 0};
+        product(layer.qkv, normed_, layer.qkv_bias, qkv_, qkv_row(), false, &adapted);
     }
     if (share_.team != nullptr && m_.normed_together(layer)) {
         show_heads();

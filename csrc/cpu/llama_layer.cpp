@@ -23,8 +23,10 @@ void Llama::Run::norm(const TensorRef& weight, const Stack& next, bool all_come)
     normed_ = weight.given() ? normed_ : x_;
 }
 
-void Llama::Run::add_product(const Stack& stack, const float* x, const TensorRef& bias) {
-    product(stack, x, bias, sum_ + share_.hidden.first, s_.hidden, !s_.sums_apart());
+void Llama::Run::add_product(std::size_t layer, LoraStackOf adapted, const Stack& stack, const float* x,
+                             const TensorRef& bias) {
+    const Adapted own{layer, adapted, share_.hidden.first};
+    product(stack, x, bias, sum_ + share_.hidden.first, s_.hidden, !s_.sums_apart(), &own);
 }
 
 void Llama::Run::end_sum(const TensorRef& norm) {
@@ -57,30 +59,36 @@ void Llama::Run::round(const Stack& stack, const float* x) {
 }
 
 void Llama::Run::product(const Stack& stack, const float* x, const TensorRef& bias, float* y, std::int64_t y_stride,
-                         bool accumulate) {
+                         bool accumulate, const Adapted* adapted) {
+    const bool adds = adapted != nullptr && !step_.loras.empty();
+    LoraJob loras{};
+    if (adds) {
+        loras = {adapted->layer, adapted->stack, x,         stack.front().cols, y - adapted->first,
+                 y_stride,       low_,           low_rows_, low_rank_};
+        shrink_lora(thread_, threads_, step_, loras);
+    }
     std::int64_t first = 0;
     for (const Weight& part : stack) {
         const float* added = bias.data != nullptr ? bias.as<float>() + first : nullptr;
-        run_linear(
-            thread_, threads_,
-            {part, x, part.cols, inputs_.digits, inputs_.bf16, num_tokens_, y + first, y_stride, added, accumulate});
+        LinearJob job{part,        x,         part.cols, inputs_.digits, inputs_.bf16,
+                      num_tokens_, y + first, y_stride,  added,          accumulate};
+        job.low_row = adds ? adapted->first + first : 0;
+        job.low_rank = adds && k_.adds_low_rank(part) ? low_rank_ : nullptr;
+        run_linear(thread_, threads_, job);
+        if (adds && job.low_rank == nullptr) {
+            add_lora(thread_, threads_, step_, loras, job.low_row, job.low_row + part.rows);
+        }
         first += part.rows;
     }
-}
-
-void Llama::Run::adapt(std::size_t layer, LoraStackOf stack, const float* x, std::int64_t cols, float* y,
-                       std::int64_t rows) {
-    add_lora(thread_, threads_, step_, {layer, stack, x, cols, y, rows, low_, low_rows_});
 }
 
 void Llama::Run::run_mlp(std::size_t index) {
     const LlamaLayer& layer = m_.layers_[index];
     norm(layer.mlp_norm, layer.gate_up);
-    product(layer.gate_up, normed_, layer.gate_up_bias, gate_up_, gate_up_row(), false);
-    adapt(index, &LoraLayer::gate_up, normed_, s_.hidden, gate_up_, gate_up_row());
+    const Adapted adapted{index, &LoraLayer::gate_up, 0};
+    product(layer.gate_up, normed_, layer.gate_up_bias, gate_up_, gate_up_row(), false, &adapted);
     activate(layer.down);
-    add_product(layer.down, inner_, layer.down_bias);
-    adapt(index, &LoraLayer::down, inner_, s_.inner, sum_, s_.hidden);
+    add_product(index, &LoraLayer::down, layer.down, inner_, layer.down_bias);
     end_sum(layer.output_norm);
 }
 

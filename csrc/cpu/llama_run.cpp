@@ -30,6 +30,7 @@ Llama::Run::Run(Llama& model, Part& part, const std::vector<KvPages>& kv, PoolTh
     gate_up_ = space.gate_up.take(0);
     low_ = space.low.take(0);
     low_rows_ = lora_low_rows(step_);
+    low_rank_ = space.low_rank.take(0) + part.first;
 }
 
 void Llama::Run::operator()() {
@@ -41,8 +42,7 @@ void Llama::Run::operator()() {
         const LlamaLayer& layer = m_.layers_[index];
         s_.latent.rank > 0 ? attend_latents(index) : attend_heads(index);
         round(layer.out, attended_);
-        add_product(layer.out, attended_, layer.out_bias);
-        adapt(index, &LoraLayer::out, attended_, s_.attended(), sum_, s_.hidden);
+        add_product(index, &LoraLayer::out, layer.out, attended_, layer.out_bias);
         end_sum(layer.attended_norm);
         layer.experts.router.empty() ? run_mlp(index) : ask_experts(layer);
         show_after(index);

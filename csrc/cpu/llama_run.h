@@ -23,6 +23,7 @@ constexpr std::int64_t kPiece = 512;  // floats of an activation that one thread
 
 struct Llama::Workspace {
     Buffer<float> x, apart, normed, qkv, attended, gate_up, inner, low;
+    Buffer<LowRank> low_rank;                                  // of each token
     Buffer<float> low_queries, plain_queries, latent_queries;  // of latent attention
     Buffer<InputBlock> digits, head_digits;
     Buffer<Bf16Block> bf16, head_bf16;
@@ -81,15 +82,20 @@ class Llama::Run {
 
     // Of the states, or these as they are where a layer does not norm them.
     void norm(const TensorRef& weight, const Stack& next, bool all_come = true);
+    // A product to which adapters add, and the row of their stack with which its own rows begin.
+    struct Adapted {
+        std::size_t layer;
+        LoraStackOf stack;
+        std::int64_t first;
+    };
     void product(const Stack& stack, const float* x, const TensorRef& bias, float* y, std::int64_t y_stride,
-                 bool accumulate);
+                 bool accumulate, const Adapted* adapted = nullptr);
     // The own columns of what is added to the states, which `end_sum` ends.
-    void add_product(const Stack& stack, const float* x, const TensorRef& bias);
+    void add_product(std::size_t layer, LoraStackOf adapted, const Stack& stack, const float* x, const TensorRef& bias);
     // Ranks divide the tokens of sums that lie apart. A process alone adds them when it norms the states.
     void end_sum(const TensorRef& norm);
     void add_apart(std::int64_t t, const TensorRef& norm);
     void round(const Stack& stack, const float* x);
-    void adapt(std::size_t layer, LoraStackOf stack, const float* x, std::int64_t cols, float* y, std::int64_t rows);
     void run_mlp(std::size_t index);
     void activate(const Stack& next);
     void ask_experts(const LlamaLayer& layer);
@@ -161,6 +167,7 @@ class Llama::Run {
     float *x_, *apart_, *sum_, *normed_, *qkv_, *attended_, *gate_up_, *inner_, *low_, *queries_, *keys_;
     const TensorRef* late_ = nullptr;  // the norm of what lies apart and is still to be added
     std::int64_t low_rows_;
+    LowRank* low_rank_;
     Inputs inputs_;
 };
 

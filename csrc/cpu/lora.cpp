@@ -43,13 +43,15 @@ void each_run(const std::int64_t* rows, std::int64_t count, const Run& run) {
     }
 }
 
+// `next`: what the thread probably reads then.
 void shrink(PoolThread& thread, const LoraJob& job, const LoraStack& stack, float scale, const std::int64_t* rows,
-            std::int64_t count, float* low, const Share& share) {
+            std::int64_t count, float* low, const Share& share, const void* next) {
     const Weight a = rows_of(stack.a, share.first, share.end - share.first);
     each_run(rows, count, [&](std::int64_t first, std::int64_t columns) {
         float* to = low + first * job.low_rows + share.first;
-        const LinearJob product{
+        LinearJob product{
             a, job.x + rows[first] * job.cols, job.cols, nullptr, nullptr, columns, to, job.low_rows, nullptr, false};
+        product.next = next;
         kernels().linear(product, 0, a.rows, thread.scratch(kernels().linear_scratch(product)));
         for (std::int64_t c = 0; c < columns; ++c) {
             for (std::int64_t k = 0; k < a.rows; ++k) {
@@ -66,9 +68,24 @@ void expand(const LoraJob& job, const LoraStack& stack, const std::int64_t* rows
         const std::int64_t end = std::min(share.end - part.first, part.b.cols);
         for (std::int64_t i = 0; first < end && i < count; ++i) {
             float* y = job.y + rows[i] * job.rows + part.first + first;
-            kernels().add_low_rank(part.b, first, end - first, low + i * job.low_rows + part.low, y);
+            kernels().add_low_rank(part, first, end - first, low + i * job.low_rows + part.low, y);
         }
     }
+}
+
+// Calls run(a group, its first row among all, the share, of how many) for shares of all groups' work.
+template <typename Run>
+void each_share(PoolThread& thread, int threads, const LlamaStep& step, const Run& run) {
+    const auto groups = static_cast<std::int64_t>(step.loras.size());
+    const std::int64_t shares = groups > 0 ? (kShares * threads + groups - 1) / groups : 0;
+    thread.each(groups * shares, [&](std::int64_t i) {
+        const auto index = static_cast<std::size_t>(i / shares);
+        std::int64_t first = 0;  // nothing is kept: in a run of the pool nothing may throw
+        for (std::size_t group = 0; group < index; ++group) {
+            first += step.loras[group].count;
+        }
+        run(index, first, i % shares, shares);
+    });
 }
 
 }  // namespace
@@ -108,6 +125,7 @@ void check_lora_stack(const LoraStack& stack, const char* name, std::int64_t row
     std::int64_t ranks = 0, end = 0;
     for (const LoraPart& part : stack.parts) {
         require(part.b.data != nullptr && !part.b.packed(), name, "has a part that is not plain");
+        require(part.b.stride % kGroupRows == 0, name, "has a part whose rows are no whole tiles of 16");
         require(part.first >= end && part.b.cols <= rows - part.first && part.low == ranks, name,
                 "has parts in other places");
         end = part.first + part.b.cols;
@@ -119,41 +137,38 @@ void check_lora_stack(const LoraStack& stack, const char* name, std::int64_t row
     }
 }
 
-void add_lora(PoolThread& thread, int threads, const LlamaStep& step, const LoraJob& job) {
-    const auto groups = static_cast<std::int64_t>(step.loras.size());
-    if (groups == 0) {
-        return;
-    }
-    const std::int64_t shares = (kShares * threads + groups - 1) / groups;
-    const auto first_row = [&](std::size_t group) {  // nothing is kept: in a run of the pool nothing may throw
-        std::int64_t first = 0;
-        for (std::size_t i = 0; i < group; ++i) {
-            first += step.loras[i].count;
+void shrink_lora(PoolThread& thread, int threads, const LlamaStep& step, const LoraJob& job) {
+    const auto stack_of = [&](std::size_t group) -> const LoraStack& {
+        return step.loras[group].lora->layers[job.layer].*job.stack;
+    };
+    each_share(thread, threads, step, [&](std::size_t group, std::int64_t first, std::int64_t i, std::int64_t shares) {
+        const auto& [lora, count] = step.loras[group];
+        const LoraStack& stack = stack_of(group);
+        const std::int64_t* rows = step.lora_rows.as<std::int64_t>() + first;
+        float* low = job.low + first * job.low_rows;
+        for (std::int64_t row = 0; i == 0 && row < count; ++row) {
+            const auto parts = static_cast<std::int64_t>(stack.parts.size());
+            job.low_rank[rows[row]] = {stack.parts.data(), parts, low + row * job.low_rows};
         }
-        return first;
-    };
-    const auto each_share = [&](bool to_low) {
-        thread.each(groups * shares, [&](std::int64_t i) {
-            const auto index = static_cast<std::size_t>(i / shares);
-            const auto& [lora, count] = step.loras[index];
-            const LoraStack& stack = lora->layers[job.layer].*job.stack;
-            const std::int64_t all = to_low ? stack.a.rows : job.rows;
-            const Share share(all, kTogether[to_low ? 0 : 1], i % shares, shares);
-            if (stack.parts.empty() || share.first == share.end) {
-                return;
-            }
-            const std::int64_t first = first_row(index);
-            const std::int64_t* rows = step.lora_rows.as<std::int64_t>() + first;
-            float* low = job.low + first * job.low_rows;
-            if (to_low) {
-                shrink(thread, job, stack, lora->scale, rows, count, low, share);
-            } else {
-                expand(job, stack, rows, count, low, share);
-            }
-        });
-    };
-    each_share(true);
-    each_share(false);
+        const Share share(stack.a.rows, kTogether[0], i, shares);
+        if (!stack.parts.empty() && share.first < share.end) {
+            const std::size_t next = group + static_cast<std::size_t>(threads);
+            shrink(thread, job, stack, lora->scale, rows, count, low, share,
+                   shares == 1 && next < step.loras.size() ? stack_of(next).a.data : nullptr);
+        }
+    });
+}
+
+void add_lora(PoolThread& thread, int threads, const LlamaStep& step, const LoraJob& job, std::int64_t start,
+              std::int64_t end) {
+    each_share(thread, threads, step, [&](std::size_t group, std::int64_t first, std::int64_t i, std::int64_t shares) {
+        const auto& [lora, count] = step.loras[group];
+        Share share(end - start, kTogether[1], i, shares);
+        share.first += start;
+        share.end += start;
+        expand(job, lora->layers[job.layer].*job.stack, step.lora_rows.as<std::int64_t>() + first, count,
+               job.low + first * job.low_rows, share);
+    });
 }
 
 void Llama::check_lora(const Lora& lora) const {

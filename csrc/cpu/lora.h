@@ -1,7 +1,8 @@
-// What adapters add to the products of a step, within a run of the pool: every thread calls `add_lora`, in the same
-// order.
+// What adapters add to the products of a step, within a run of the pool: every thread calls these functions, in the
+// same order.
 #pragma once
 
+#include "kernels.h"
 #include "octavo/llama.h"
 #include "octavo/pool.h"
 
@@ -22,6 +23,7 @@ struct LoraJob {
     std::int64_t rows;  // from row to row of y, at least those of the stack
     float* low;         // room for `low_rows` floats for each of the step's lora_rows
     std::int64_t low_rows;
+    LowRank* low_rank;  // of each token: what a product adds, nothing for tokens without an adapter
 };
 
 // The most rows that any of the step's adapters has in a matrix `a`.
@@ -33,7 +35,10 @@ void check_lora_rows(const LlamaStep& step, std::int64_t num_tokens);
 // ArgumentError unless the stack adds to y [.., rows] of x [.., cols].
 void check_lora_stack(const LoraStack& stack, const char* name, std::int64_t rows, std::int64_t cols);
 
-// Adds what the step's adapters make of x. The order of each sum depends on the row alone.
-void add_lora(PoolThread& thread, int threads, const LlamaStep& step, const LoraJob& job);
+// Makes `low` and `low_rank` of x: products add the rest, or add_lora does for rows [first, end) of the stack once they
+// are there. The order of each sum depends on the row alone.
+void shrink_lora(PoolThread& thread, int threads, const LlamaStep& step, const LoraJob& job);
+void add_lora(PoolThread& thread, int threads, const LlamaStep& step, const LoraJob& job, std::int64_t first,
+              std::int64_t end);
 
 }  // namespace octavo

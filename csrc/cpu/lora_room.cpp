@@ -32,7 +32,7 @@ LoraStack cut(const LoraStack& whole, const std::vector<Span>& rows, std::int64_
             const std::int64_t end = std::min(span.first + span.count, part.first + part.b.cols);
             if (first < end) {
                 LoraPart some = part;
-                some.b.data = static_cast<const char*>(part.b.data) + (first - part.first) * plain_bytes(part.b.format);
+                some.skipped += first - part.first;
                 some.b.cols = end - first;
                 some.first = start + first - span.first;
                 own.parts.push_back(some);
@@ -80,7 +80,7 @@ void LoraRoom::put(Lora& lora, std::int64_t place) {
             require(parts.size() <= kMostParts, "lora", "has more parts than a stack may have");
             *to = {parts.empty() ? Weight{} : offset(a), static_cast<std::int64_t>(parts.size()), {}};
             for (std::size_t i = 0; i < parts.size(); ++i) {
-                to->parts[i] = {offset(parts[i].b), parts[i].first, parts[i].low};
+                to->parts[i] = {offset(parts[i].b), parts[i].first, parts[i].low, parts[i].skipped};
             }
             ++to;
         }
@@ -136,7 +136,7 @@ Lora LoraRoom::read(std::int64_t number, std::int64_t place) const {
                     "have more parts than a stack may have");
             for (std::int64_t i = 0; i < from->num_parts; ++i) {
                 const LoraPart& part = from->parts[i];
-                to.parts.push_back({here(part.b), part.first, part.low});
+                to.parts.push_back({here(part.b), part.first, part.low, part.skipped});
             }
             ++from;
         }

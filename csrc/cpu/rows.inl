@@ -51,8 +51,9 @@ struct Rows8 {
         }
         return load8(wide);
     }
-    // Of each row a float16, or a byte.
+    // Of each row a float16, a bfloat16, or a byte.
     static F halves(const std::uint8_t* p) { return load8_f16(reinterpret_cast<const std::uint16_t*>(p)); }
+    static F top_halves(const std::uint8_t* p) { return load8_bf16(reinterpret_cast<const std::uint16_t*>(p)); }
     static F bytes(const std::uint8_t* p) { return load8_u8(p); }
     static F signed_bytes(const std::uint8_t* p) { return load8_i8(p); }
     // Of a 32-bit word per row, the bits from `shift` on that `mask` leaves.
@@ -162,6 +163,10 @@ struct Rows16 {
     static F8 eight(F x, int which) { return which == 0 ? _mm512_castps512_ps256(x) : _mm512_extractf32x8_ps(x, 1); }
     static F halves(const std::uint8_t* p) {
         return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+    }
+    static F top_halves(const std::uint8_t* p) {
+        const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+        return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
     }
     static F bytes(const std::uint8_t* p) {
         return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 Linear = Callable[[Tensor, Tensor], Tensor]  # x · weightᵀ
+TILE = 16  # rows
 
 
 class LoraPart(NamedTuple):
@@ -55,6 +56,17 @@ class LoraRows:
         rows = torch.tensor([row for _, rows in groups for row in rows], dtype=torch.int64).to(device)
         counts = [len(rows) for _, rows in groups]
         return cls(rows, tuple((lora, len(rows)) for lora, rows in groups), list(rows.split(counts)))
+
+
+def in_tiles(b: Tensor) -> Tensor:
+    """A part's b [rows, rank] as the extension reads it (LoraPart in csrc/include/octavo/weight.h): [rank, rows], of
+    which the last ones are padding up to a whole tile."""
+    rows, rank = b.shape
+    tiles = torch.nn.functional.pad(b, (0, 0, 0, -rows % TILE)).unflatten(0, (-1, TILE))
+    paired = rank // 2 * 2 if b.dtype == torch.bfloat16 else 0
+    pairs = tiles[:, :, :paired].unflatten(2, (paired // 2, 2)).transpose(1, 2).flatten(1)
+    others = tiles[:, :, paired:].transpose(1, 2).flatten(1)
+    return torch.cat((pairs, others), dim=1).view(rank, -1)
 
 
 def add_lora(linear: Linear, loras: LoraRows | None, layer: int, name: str, x: Tensor, y: Tensor) -> Tensor:

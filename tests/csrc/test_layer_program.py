@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from differences import difference
 from instruction_sets import KERNELS
 from torch import Tensor
 from torch.nn import functional
@@ -91,6 +92,23 @@ def test_rows(kernels):
     expected = expected + gated @ matrix.double().T
     bench.run(states)
     close(states, expected, 2e-5)
+
+
+def test_inputs_that_a_product_changes_are_rounded_again(kernels):
+    """One that takes its own as they are, so that those of the product before would be there."""
+    bench, x = Bench(kernels, 64), draw(1, TOKENS, 64)
+    states, one, plain = x.clone(), bench.take(64), draw(2, 64, 64)
+    data = torch.empty(kernels.packed_bytes("halves", 64, 64), dtype=torch.uint8)
+    kernels.pack(data, plain.bfloat16())
+    halves, exact = kernels.Weight(data, "halves", 64, 64, "bfloat16"), kernels.Weight(plain, "f32", 64, 64)
+    bench.do("linear", one, (-1, 0, 0, 64), halves)
+    bench.do("linear", (-1, 0, 0, 64), one, exact)
+    bench.do("linear", one, (-1, 0, 0, 64), halves)
+    bench.do("take", (-1, 0, 0, 64), one, torch.arange(64))
+    bench.run(states)
+    once = plain.bfloat16().double().T
+    expected = x.double() @ once @ plain.double().T @ once
+    assert difference(states, expected) < 0.02
 
 
 @pytest.mark.parametrize("size", [19, 38])

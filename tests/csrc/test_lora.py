@@ -11,7 +11,7 @@ from instruction_sets import ISAS
 from small_decoder import BLOCK_SIZE, BLOCKS, SIZES, Weights
 from torch import Tensor
 
-from gpu_worker.ops.lora import Lora, LoraPart, LoraRows, LoraStack, add_lora
+from gpu_worker.ops.lora import Lora, LoraPart, LoraRows, LoraStack, add_lora, in_tiles
 
 TOKENS = 40
 FIRSTS = {"qkv": ((0, 32), (32, 16), (48, 16)), "out": ((0, 32),), "gate_up": ((0, 32), (32, 32)), "down": ((0, 32),)}
@@ -20,6 +20,11 @@ NAMES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
 
 def weight(extension: ModuleType, tensor: Tensor) -> Any:
     return extension.Weight(tensor, NAMES[tensor.dtype], *tensor.shape)
+
+
+def tiled(extension: ModuleType, b: Tensor) -> Any:
+    rows, rank = b.shape
+    return extension.Weight(in_tiles(b)[:, :rows], NAMES[b.dtype], rank, rows)
 
 
 def adapter(
@@ -34,17 +39,37 @@ def adapter(
     layer, native = {}, {}
     for name in stacks.split():
         stack = matrix(rank * len(FIRSTS[name]), 32), tuple(LoraPart(matrix(n, rank), at) for at, n in FIRSTS[name])
-        parts = tuple((weight(extension, part.b.T.contiguous()), part.first) for part in stack[1])
+        parts = tuple((tiled(extension, part.b), part.first) for part in stack[1])
         layer[name], native[name] = LoraStack(*stack), (weight(extension, stack[0]), parts)
     return Lora(f"{seed}", rank, 1.5, [layer], 0, extension.Lora(1.5, [native]))
 
 
+def in_4_bits(extension: ModuleType, values: Tensor, inputs: str) -> Any:
+    packed = torch.empty(extension.packed_bytes("q4", *values.shape), dtype=torch.uint8)
+    extension.quantize(packed, values, "q4")
+    return extension.Weight(packed, "q4", *values.shape, inputs)
+
+
+class PackedWeights(Weights):
+    """In 4 bits, whose products add what adapters do."""
+
+    def __init__(self, extension: ModuleType, inputs: str) -> None:
+        super().__init__(extension)
+        self.inputs = inputs
+
+    def matrix(self, rows: int, cols: int = 32) -> Any:
+        return in_4_bits(self.extension, self.tensor(rows, cols), self.inputs)
+
+
 class Model:
-    def __init__(self, extension: ModuleType, inner: int = 32) -> None:
+    def __init__(self, extension: ModuleType, inner: int = 32, inputs: str = "", gate_up: Any = None) -> None:
+        """`inputs`: what those of products with 4 bits are rounded to; else weights are float32."""
         torch.manual_seed(1)
-        weights = Weights(extension)
+        self.inputs = inputs
+        weights = PackedWeights(extension, inputs) if inputs else Weights(extension)
         arguments = weights.arguments() | {"sizes": SIZES | {"inner": inner}}
         mlp = {"gate_up": weights.stack(2 * inner), "down": (weights.matrix(32, inner),)}
+        mlp |= {} if gate_up is None else {"gate_up": (gate_up,)}
         arguments["layers"] = [layer | mlp for layer in arguments["layers"]]
         self.llama = extension.Llama(**arguments)
         self.kv = extension.Kv([torch.zeros(BLOCKS, 1, 2, BLOCK_SIZE, 16)])
@@ -62,14 +87,14 @@ class Model:
         return hidden
 
 
-@pytest.fixture(params=ISAS)
+@pytest.fixture(params=[(isa, inputs) for isa in ISAS for inputs in ("", "8 bits", "15 bits")], ids=" ".join)
 def model(request: pytest.FixtureRequest, extension: ModuleType) -> Iterator[Model]:
     """On each instruction set of the machine."""
-    before = extension.isa()
-    if request.param not in extension.isas():
-        pytest.skip(f"this machine has no {request.param}, or it was not built")
-    extension.select_isa(request.param)
-    yield Model(extension)
+    before, (isa, inputs) = extension.isa(), request.param
+    if isa not in extension.isas():
+        pytest.skip(f"this machine has no {isa}, or it was not built")
+    extension.select_isa(isa)
+    yield Model(extension, inputs=inputs)
     extension.select_isa(before)
 
 
@@ -98,13 +123,13 @@ def test_a_matrix_in_parts_of_any_size_gives_the_same_bits(
 ) -> None:
     """Of more rows than threads compute together, so that each has a share."""
     a, b = (torch.randn(shape).to(dtype) / 4 for shape in ((5, 32), (5, 320)))
-    wide = Model(extension, 160)
+    wide = Model(extension, 160, model.inputs)
 
     def states_of(stack: tuple[Any, ...], scale: float = 2.0) -> Tensor:
         return wide.run(torch.arange(TOKENS), ((extension.Lora(scale, [{"gate_up": stack}]), TOKENS),))
 
     def states(*cuts: int) -> Tensor:
-        parts = [weight(extension, b[:, first:end].contiguous()) for first, end in pairwise((0, *cuts, 320))]
+        parts = [tiled(extension, b[:, first:end].T) for first, end in pairwise((0, *cuts, 320))]
         many = weight(extension, torch.cat([a] * len(parts)))
         return states_of((many, tuple(zip(parts, (0, *cuts), strict=True))))
 
@@ -112,11 +137,33 @@ def test_a_matrix_in_parts_of_any_size_gives_the_same_bits(
     assert not torch.equal(whole, wide.run(None, ()))
     for cuts in ((160,), (64, 128, 192, 256), (61,), (3,), (7, 8, 17, 63)):
         assert torch.equal(states(*cuts), whole)
-    assert torch.equal(states_of((weight(extension, a), ((weight(extension, b * 2), 0),)), 1.0), whole)
-    ends = weight(extension, b[:, :160].contiguous()), weight(extension, b[:, 160:].contiguous())
+    assert torch.equal(states_of((weight(extension, a), ((tiled(extension, b.T * 2), 0),)), 1.0), whole)
+    ends = tiled(extension, b[:, :160].T), tiled(extension, b[:, 160:].T)
     both = weight(extension, torch.cat((torch.zeros_like(a), a))), ((ends[0], 0), (ends[1], 160))
     alone = weight(extension, a), ((ends[1], 160),)
     assert torch.equal(states_of(both), states_of(alone)), "each part has its own rows of a"
+
+
+@pytest.mark.parametrize("dtype", NAMES)
+@pytest.mark.parametrize("rank", [1, 2, 11, 16])
+def test_products_with_an_adapter_are_those_of_a_changed_matrix(
+    extension: ModuleType, model: Model, dtype: torch.dtype, rank: int
+) -> None:
+    """Of zeros, so that the adapter is all. Its parts share a tile, and the last one is not full."""
+    a, b = (torch.randn(shape).to(dtype) / 4 for shape in ((2 * rank, 32), (150, rank)))
+    parts = (tiled(extension, b), 7), (tiled(extension, b[:121]), 157)
+    lora = extension.Lora(2.0, [{"gate_up": (weight(extension, a), parts)}])
+    zeros = torch.zeros(320, 32)
+    zero = in_4_bits(extension, zeros, model.inputs) if model.inputs else weight(extension, zeros)
+    changed = zeros.clone()
+    changed[7:157], changed[157:278] = 2 * b.float() @ a[:rank].float(), 2 * b[:121].float() @ a[rank:].float()
+    every_third = torch.arange(0, TOKENS, 3)
+    found = Model(extension, 160, gate_up=zero).run(every_third, ((lora, len(every_third)),))
+    with_all = Model(extension, 160, gate_up=weight(extension, changed)).run(None, ())
+    without = Model(extension, 160, gate_up=zero).run(None, ())
+    assert torch.allclose(found[every_third], with_all[every_third], atol=1e-4)
+    assert torch.equal(found[1::3], without[1::3])
+    assert not torch.allclose(with_all, without, atol=1e-2)
 
 
 def test_what_is_added_is_what_torch_adds(extension: ModuleType) -> None:

@@ -106,12 +106,6 @@ struct LlamaLayer {
 };
 
 // What an adapter adds to a stack's products of x: y[first + row] += sum over k of b[k, row] * (scale * a[k] . x).
-struct LoraPart {
-    Weight b;  // plain [rank, rows], of the stack's rows from `first` on
-    std::int64_t first = 0;
-    std::int64_t low = 0;  // the row of `a` with which its own begin
-};
-
 // Without parts nothing is added.
 struct LoraStack {
     Weight a;  // plain [sum of ranks, columns of the stack]

@@ -95,6 +95,18 @@ struct Weight {
     bool packed() const { return format >= Format::kQ8; }
 };
 
+// What an adapter adds to a stack's rows from `first` on: to row first + i the sum over k of low[k] * b[k, i].
+//
+// The matrix b, [rank, rows], is plain, but its numbers lie in the order in which products add them: [rows / 16, rank,
+// 16], the last rows padded, so that its stride is a multiple of 16; in bfloat16 two neighbours of k lie side by side,
+// [rows / 16, rank / 2, 16, 2], before the last one of an odd rank.
+struct LoraPart {
+    Weight b;
+    std::int64_t first = 0;
+    std::int64_t low = 0;      // the row of `a` with which its own begin
+    std::int64_t skipped = 0;  // of b's numbers so many belong to rows of other ranks, which come before
+};
+
 Format format_named(const char* name);
 const char* name_of(Format format);
 

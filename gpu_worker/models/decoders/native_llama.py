@@ -26,7 +26,7 @@ from gpu_worker.models.packed.packing import GROUP_ROWS, MatrixPacker
 from gpu_worker.models.packed.weight_memory import PAGE, HugePageAllocator, ScratchMemory, WeightMemory
 from gpu_worker.ops import TokenBatch
 from gpu_worker.ops.batch import PictureRows
-from gpu_worker.ops.lora import Lora
+from gpu_worker.ops.lora import TILE, Lora, in_tiles
 from gpu_worker.ops.native_cpu import FLOATS
 from octavo.model_files.lora_files import LoraFiles
 from octavo.request.errors import BadModel
@@ -205,9 +205,13 @@ class NativeLlamaDecoder(OwnDecoder):
             def weight(matrix: Tensor) -> Any:
                 return self._extension.Weight(here(matrix), FLOATS[matrix.dtype], *matrix.shape)
 
+            def tiled(b: Tensor) -> Any:
+                rows, rank = b.shape
+                return self._extension.Weight(here(in_tiles(b))[:, :rows], FLOATS[b.dtype], rank, rows)
+
             layers = [
                 {
-                    name: (weight(stack.a), tuple((weight(part.b.T), part.first) for part in stack.parts))
+                    name: (weight(stack.a), tuple((tiled(part.b), part.first) for part in stack.parts))
                     for name, stack in layer.items()
                 }
                 for layer in lora.layers
@@ -217,7 +221,9 @@ class NativeLlamaDecoder(OwnDecoder):
             return replace(lora, native=found, layers=[])  # whose matrices lie there otherwise
 
         if room is not None:
-            return room.keep(lora.num_bytes, len(lora.layers), native)
+            parts = [part for layer in lora.layers for stack in layer.values() for part in stack.parts]
+            padding = sum(-len(part.b) % TILE * part.b[0].nbytes for part in parts)
+            return room.keep(lora.num_bytes + padding, len(lora.layers), native)
         return native(_in_huge_pages() if lora.num_bytes >= FEWEST_PAGES * PAGE else Tensor.contiguous)
 
     def _layer(self, layer: int, tensors: dict[str, Any]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from octavo.store.calls import AppendItem, QueueLimits, TakeReason, TakeRequest
 from octavo.store.memory.fair_queue import MAX_FLOWS
 
 
+@pytest.mark.timeout(600)  # thousands of calls, each of which waits for two processes to have a core
 def test_long_queues_have_the_order_of_the_reference(server, runner, make_memory_bench, make_redis_bench, new):
     """Many sequences of few tenants and classes, which are popped, placed, ended, cancelled and sent back."""
     runner.run(_play_queue(make_memory_bench(), make_redis_bench(server.url), new))

@@ -92,7 +92,7 @@ class Process(Stoppable):
         assert code == 0, f"{self.name} ended with {code}:\n{self.tail()}"
         return time.monotonic() - began
 
-    def stop(self, grace_s: float = 20.0) -> int:
+    def stop(self, grace_s: float = 60.0) -> int:
         """SIGTERM; the exit code. Killed if it does not end in time."""
         if self._popen is None:
             return 0

@@ -54,6 +54,16 @@ def test_threads_need_not_divide_the_heads(tiny, load, all_logits):
     assert torch.equal(all_logits(load(model, threads=3), TOKENS, ENDS), expected)
 
 
+@extended
+def test_a_step_of_many_tokens_has_the_bits_of_its_pieces(tiny, load, all_logits, tmp_path):
+    """So many that products of heads take them in two slabs."""
+    tokens = (TOKENS * 5)[:290]
+    model = tiny("latent-long", "Youtu", {**WIDE, "max_position_embeddings": 512}).model
+    copy.deepcopy(model).to(torch.bfloat16).save_pretrained(tmp_path / "half")
+    runner = load(tmp_path / "half", dtype="bfloat16")
+    assert torch.equal(all_logits(runner, tokens), all_logits(runner, tokens, (150,)))
+
+
 def test_pages_hold_one_vector_for_all_heads(tiny, load):
     info = load(tiny("deepseek_v3").directory)._decoder
     assert (info.num_kv_heads, info.head_dim) == (1, 8 + 32)
