@@ -51,6 +51,7 @@ HELD_AS = {
 _NAMES = ("eos", "eot", "eom")  # the ends of a sequence, of a turn and of a message
 # Many files name the end of a sequence only, and leave it to the program to know the texts of the other ends.
 TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>", "<turn|>", "<|tool_response>")
+NO_VOCABULARY = ("none", "no_vocab")  # of tokenizer.ggml.model, in llama.cpp's words
 # Of tokenizer.ggml.token_type. What a user defined is found whole in any text, and not special.
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED = range(1, 6)
 
@@ -75,6 +76,11 @@ def runs_through_transformers(file: GgufFile) -> bool:
     """Whether a file without an obstacle is run by the code of Transformers, and not by a decoder of octavo's."""
     name = file.metadata.string("general.architecture")
     return name in THROUGH_TRANSFORMERS
+
+
+def has_tokenizer(metadata: Metadata) -> bool:
+    """Whether the file names the kind of its vocabulary; without one it takes token ids alone."""
+    return metadata.string("tokenizer.ggml.model", "none") not in NO_VOCABULARY
 
 
 def end_token_ids(metadata: Metadata) -> tuple[int, ...]:

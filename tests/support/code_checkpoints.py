@@ -6,6 +6,7 @@ here too.
 
 import json
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from torch import Tensor
 
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # which neighbour each nibble of a word holds, from the lowest
 Tensors = dict[str, Tensor]
+MXFP4 = {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
 
 
 @dataclass(frozen=True)
@@ -115,6 +117,34 @@ def write_fp8(
     content = json.loads((target / "config.json").read_text())
     (target / "config.json").write_text(json.dumps(content | {"quantization_config": quantization}))
     return meant
+
+
+def random_parts(shape: Sequence[int], seed: int, lowest: int = 1, highest: int = 254) -> tuple[Tensor, Tensor]:
+    """Blocks and scales of a matrix of each expert: [experts, columns, rows] when decoded."""
+    generator = torch.Generator().manual_seed(seed)
+    experts, columns, rows = shape
+    blocks = torch.randint(0, 256, (experts, rows, columns // 32, 16), generator=generator, dtype=torch.uint8)
+    scales = torch.randint(lowest, highest + 1, blocks.shape[:-1], generator=generator, dtype=torch.uint8)
+    return blocks, scales
+
+
+def put_in_mxfp4(stored: Tensors) -> dict[str, tuple[Tensor, Tensor]]:
+    """Puts random blocks in the place of the experts of a gpt-oss, as published; the blocks and scales of each."""
+    found = {}
+    for seed, name in enumerate(sorted(name for name in stored if name.endswith(("gate_up_proj", "down_proj")))):
+        found[name] = random_parts(tuple(stored.pop(name).shape), seed, lowest=124, highest=126)
+        stored[f"{name}_blocks"], stored[f"{name}_scales"] = found[name]
+    return found
+
+
+def write_mxfp4(source: Path, target: Path) -> None:
+    """Writes the gpt-oss of `source` as it is published, with other experts."""
+    shutil.copytree(source, target)
+    stored = load_file(source / "model.safetensors")
+    put_in_mxfp4(stored)
+    save_file(stored, target / "model.safetensors", {"format": "pt"})
+    content = json.loads((target / "config.json").read_text())
+    (target / "config.json").write_text(json.dumps(content | {"quantization_config": MXFP4}))
 
 
 def quantization_config(form: Form) -> dict[str, Any]:

@@ -40,6 +40,42 @@ GEMMA2 = INNER | {
 }
 INTERLEAVED = ("llama", "smollm3")
 
+MIXED = {  # as K mixtures do, and further: no two matrices that lie side by side are of one type
+    "q_proj": "Q4_K",
+    "k_proj": "Q6_K",
+    "v_proj": "Q5_0",
+    "o_proj": "Q3_K",
+    "qkv_proj": "Q4_K",
+    "gate_proj": "Q5_1",
+    "up_proj": "Q8_0",
+    "gate_up_proj": "IQ4_XS",
+    "down_proj": "Q2_K",
+    "embed_tokens": "Q5_K",
+    "lm_head": "BF16",
+}
+
+
+def by_part(usual: str, **others: str) -> Callable[[str], str]:
+    """The types of a file: of a matrix by its part in a layer."""
+    return lambda tensor: others.get(tensor.split(".")[-2], usual)
+
+
+def q4_k_m(tensor: str) -> str:
+    """Half of the layers have values and the way down in more bits."""
+    *before, part, _ = tensor.split(".")
+    odd = part in ("v_proj", "down_proj") and int(before[2]) % 2
+    return "Q6_K" if odd or part in ("embed_tokens", "lm_head") else "Q4_K"
+
+
+OUTER_K = {"embed_tokens": "Q6_K", "lm_head": "Q6_K", "v_proj": "Q5_K"}
+MIXTURES: tuple[tuple[Kinds, str], ...] = (  # types of a file, most of them llama.cpp's, and what of them stays
+    (by_part("Q3_K", **OUTER_K, down_proj="Q4_K"), "q3_k+q4_k+q5_k+q6_k"),
+    (q4_k_m, "q4_k+q6_k"),
+    (by_part("IQ4_XS", **OUTER_K, o_proj="IQ4_NL"), "iq4_nl+iq4_xs+q5_k+q6_k"),
+    (by_part("Q5_0", embed_tokens="Q8_0", lm_head="Q8_0", v_proj="Q5_1"), "q5+q5_mins+q8"),
+    (by_part("Q4_K", **MIXED), ""),
+)
+
 
 def write_gguf(
     directory: Path,

@@ -140,8 +140,9 @@ class Engine(MigrationBench):
 class Engines:
     """Two runners of one model, and a new engine on one of them whenever one is asked for."""
 
-    def __init__(self, runners: Sequence[ModelRunner]) -> None:
+    def __init__(self, runners: Sequence[ModelRunner], engine: type[Engine] = Engine) -> None:
         self._runners = runners
+        self._engine = engine
         self.info = runners[0].info
         self._faults: dict[str, Callable[[Sequence[Case], dict[str, Answer]], Engine]] = {
             "kill": self._killed,
@@ -169,7 +170,7 @@ class Engines:
 
     def _new(self, number: int, step_tokens: int) -> Engine:
         """An engine with nothing in its blocks. The one before, on the same runner, must not be used any more."""
-        return Engine(
+        return self._engine(
             runner=self._runners[number],
             max_batch_tokens=step_tokens,
             max_batch_sequences=min(16, step_tokens),

@@ -1,5 +1,6 @@
 """Opens a GGUF file: its settings, and the decoder that computes them."""
 
+import logging
 from collections.abc import Collection
 from functools import partial
 from pathlib import Path
@@ -25,8 +26,10 @@ from gpu_worker.models.loading.own_decoders import gpt_decoder, kept, native, op
 from gpu_worker.models.loading.packed_files import PackedFiles
 from gpu_worker.models.loading.transformers_models import of_tensors
 from octavo.model_files.gguf import GgufFile
-from octavo.model_files.gguf_support import end_token_ids, runs_through_transformers
+from octavo.model_files.gguf_support import end_token_ids, has_tokenizer, runs_through_transformers
 from octavo.pooling.params import ModelPooling
+
+log = logging.getLogger(__name__)
 
 
 def load_gguf(name: str, path: Path, how: LoadOptions) -> LoadedModel:
@@ -36,13 +39,17 @@ def load_gguf(name: str, path: Path, how: LoadOptions) -> LoadedModel:
         decode = _gguf_through_transformers if runs_through_transformers(file) else _gguf_decoder
         decoder = decode(name, file, dtype, how)
         ends = tuple(sorted(end_token_ids(file.metadata)))
+        has_text = has_tokenizer(file.metadata)
+    if not has_text:
+        remedy = "give routers --tokenizer to serve text; until then it takes token ids only"
+        log.warning("model %s has no tokenizer (the file has no tokenizer.ggml.model): %s", name, remedy)
     return LoadedModel(
         name=name,
         decoder=decoder,
         dtype=dtype,
         fingerprint=model_fingerprint([], file.paths, how.variant(decoder, packed=True)),
         eos_token_ids=ends,
-        tokenizer=str(path),
+        tokenizer=str(path) if has_text else "",
         sampling_defaults=generation_config.NONE,
         pooling=ModelPooling(decoder.hidden_size),
     )

@@ -10,7 +10,7 @@ from octavo.cli.doctor import CheckReport
 from octavo.cli.doctor.model_size import find_demo
 from octavo.model_files.gguf import GgufFile
 from octavo.model_files.gguf_parts import first_parts
-from octavo.model_files.gguf_support import find_obstacle, runs_through_transformers
+from octavo.model_files.gguf_support import find_obstacle, has_tokenizer, runs_through_transformers
 from octavo.model_files.pickled_weights import conversion, find_pickle
 from octavo.model_files.quantization import LIKE_GPT, LLAMA_LIKE, MIXTURES, PICTURED, describe
 from octavo.model_files.quantization import find_obstacle as find_quantization_obstacle
@@ -97,6 +97,9 @@ def tokenizer(name: str) -> CheckReport:
         if not (path.exists() or _may_be_of_hub(name)):
             return CheckReport("tokenizer", "note", "not known: there is no such model")
         return CheckReport("tokenizer", "ok", "the model's own")
+    if _names_no_vocabulary(path):
+        text = f"none in {path}: token ids are served, and text is refused"
+        return CheckReport("tokenizer", "note", text, "give --tokenizer to routers, or a file with its vocabulary")
     command = [sys.executable, "-P", "-c", TOKENIZER_PROBE, str(path)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=TOKENIZER_TIMEOUT_S, check=False)
@@ -209,6 +212,18 @@ def _gguf_file(path: Path) -> CheckReport:
     if obstacle:
         return _bad(f"{path}: {obstacle}", ANOTHER)
     return CheckReport("model", "ok", f"{path}, {size:.0f} MiB{parts}{how}")
+
+
+def _names_no_vocabulary(path: Path) -> bool:
+    """Whether it is a GGUF file, or a folder with one, that says nothing of a tokenizer."""
+    if (path / "tokenizer.json").is_file():
+        return False
+    try:
+        files = first_parts(sorted(path.glob("*.gguf"))) if path.is_dir() else [path]
+        with GgufFile(files[0]) as opened:
+            return len(files) == 1 and not has_tokenizer(opened.metadata)
+    except (MalformedGguf, OSError):
+        return False
 
 
 def _bad(detail: str, fix: str) -> CheckReport:

@@ -1,5 +1,6 @@
 """LLM with low-rank adapters: tokens are those of PEFT, bits are the row's alone, and names mean nothing."""
 
+import copy
 import shutil
 
 import pytest
@@ -27,6 +28,13 @@ FORMS = [
     {"rank": 8, "modules": ("gate_proj", "down_proj"), "dtype": torch.bfloat16},
     {"rank": 8, "dtype": torch.float16, "modules": ("k_proj", "o_proj", "up_proj")},
     {"rank": 4, "rank_pattern": {"q_proj": 16, "down_proj": 2}, "alpha_pattern": {"k_proj": 3}},
+]
+
+
+MORE_FORMS = [
+    {"rank": 16, "alpha": 16, "size": 0.2},
+    {"rank": 1, "alpha": 2, "modules": ("v_proj", "o_proj")},
+    {"rank": 32, "alpha": 64, "size": 0.1, "dtype": torch.bfloat16},
 ]
 
 
@@ -82,6 +90,30 @@ def test_the_twin_of_these_tests_is_peft(folder, loras):
         with adapted(folder[1], path) as model:
             expected = greedy(model, prompt, TOKENS)
         assert greedy(peft.PeftModel.from_pretrained(base, path).eval(), prompt, TOKENS) == expected, path.name
+
+
+@pytest.fixture(scope="module")
+def of_peft(folder, loras, tmp_path_factory):
+    """Ten adapters, and a hundred tokens that PEFT computes with each."""
+    peft, where = pytest.importorskip("peft"), tmp_path_factory.mktemp("more")
+    more = [write_lora(where / f"a{i}", folder[1], seed=9 + i, **form) for i, form in enumerate(MORE_FORMS)]
+    paths = [*loras, *more]
+    models = (peft.PeftModel.from_pretrained(copy.deepcopy(folder[1]), path).eval() for path in paths)
+    return paths, [greedy(model, prompt, 100) for model, prompt in zip(models, prompts(len(paths)), strict=True)]
+
+
+@pytest.mark.long
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
+def test_ten_adapters_in_one_batch_have_a_hundred_tokens_of_peft(llm, of_peft):
+    paths, expected = of_peft
+    assert len(paths) == 10
+    hundred = SamplingParams(temperature=0, max_tokens=100, ignore_eos=True)
+    outputs = llm.generate(prompts(10), hundred, lora_request=requests(paths), use_tqdm=False)
+    for path, output, tokens in zip(paths, outputs, expected, strict=True):
+        assert output.outputs[0].token_ids == tokens, path
+        assert len(set(tokens)) > 10, "a model that repeats itself tests little"
 
 
 @pytest.mark.parametrize("quantization", ["none", "q8"])

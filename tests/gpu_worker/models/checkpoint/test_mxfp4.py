@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from code_checkpoints import MXFP4, put_in_mxfp4, random_parts
 from differences import difference
 from instruction_sets import OPS
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
@@ -14,17 +15,7 @@ from gpu_worker.models.checkpoint.weights import FLOATS, SafetensorsSource
 from gpu_worker.ops import native
 from octavo.request.errors import BadModel
 
-EXPERTS = ("gate_up_proj", "down_proj")
 TOKENS = [(7 * i + 3) % 128 for i in range(50)]
-
-
-def random_parts(shape, seed, lowest=1, highest=254):
-    """Blocks and scales of a matrix of each expert: [experts, columns, rows] when decoded."""
-    generator = torch.Generator().manual_seed(seed)
-    experts, columns, rows = shape
-    blocks = torch.randint(0, 256, (experts, rows, columns // 32, 16), generator=generator, dtype=torch.uint8)
-    scales = torch.randint(lowest, highest + 1, blocks.shape[:-1], generator=generator, dtype=torch.uint8)
-    return blocks, scales
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
@@ -56,14 +47,11 @@ def publish(tiny, altered):
         model = copy.deepcopy(tiny("gpt_oss"))
 
         def quantize(stored):
-            for seed, name in enumerate(sorted(name for name in stored if name.endswith(EXPERTS))):
-                blocks, scales = random_parts(tuple(stored.pop(name).shape), seed, lowest=124, highest=126)
-                stored[f"{name}_blocks"], stored[f"{name}_scales"] = blocks, scales
-                model.model.get_parameter(name).data = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32)
+            for name, parts in put_in_mxfp4(stored).items():
+                model.model.get_parameter(name).data = convert_moe_packed_tensors(*parts, dtype=torch.float32)
             change(stored)
 
-        quantization = {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
-        return model, altered("gpt_oss", quantize, quantization_config=quantization, **fields)
+        return model, altered("gpt_oss", quantize, quantization_config=MXFP4, **fields)
 
     return write
 

@@ -11,7 +11,7 @@ import transformers
 from differences import difference
 from effort import diagonal, some
 from gguf.quants import dequantize as theirs
-from gguf_models import finish, write_bare, write_gguf, write_values
+from gguf_models import MIXTURES, finish, write_bare, write_gguf, write_values
 from instruction_sets import OPS
 from safetensors.torch import load_file
 
@@ -22,6 +22,7 @@ from octavo.cli.doctor.model_size import AS_STORED
 from octavo.model_files.gguf import GgufFile, TensorType
 from octavo.model_files.gguf_support import ARCHITECTURES, DECODED, FLOATS, HELD_AS
 from octavo.request.errors import BadModel, InvalidArgument
+from octavo.text.tokenizers.tokenizer import open_tokenizer
 
 PACKED = [kind.name for kind in DECODED if kind not in FLOATS]
 OWN_KERNELS = (
@@ -197,43 +198,6 @@ def test_the_doctor_knows_which_types_are_kept():
     assert set(AS_STORED) == {*FLOATS, *KERNELS, TensorType.MXFP4} - set(HELD_AS)
 
 
-MIXED = {  # as K mixtures do, and further: no two matrices that lie side by side are of one type
-    "q_proj": "Q4_K",
-    "k_proj": "Q6_K",
-    "v_proj": "Q5_0",
-    "o_proj": "Q3_K",
-    "qkv_proj": "Q4_K",
-    "gate_proj": "Q5_1",
-    "up_proj": "Q8_0",
-    "gate_up_proj": "IQ4_XS",
-    "down_proj": "Q2_K",
-    "embed_tokens": "Q5_K",
-    "lm_head": "BF16",
-}
-
-
-def by_part(usual: str, **others: str):
-    """The types of a file: of a matrix by its part in a layer."""
-    return lambda tensor: others.get(tensor.split(".")[-2], usual)
-
-
-def q4_k_m(tensor: str) -> str:
-    """Half of the layers have values and the way down in more bits."""
-    *before, part, _ = tensor.split(".")
-    odd = part in ("v_proj", "down_proj") and int(before[2]) % 2
-    return "Q6_K" if odd or part in ("embed_tokens", "lm_head") else "Q4_K"
-
-
-OUTER = {"embed_tokens": "Q6_K", "lm_head": "Q6_K", "v_proj": "Q5_K"}
-MIXTURES = (  # types of a file, most of them llama.cpp's, and what of them stays
-    (by_part("Q3_K", **OUTER, down_proj="Q4_K"), "q3_k+q4_k+q5_k+q6_k"),
-    (q4_k_m, "q4_k+q6_k"),
-    (by_part("IQ4_XS", **OUTER, o_proj="IQ4_NL"), "iq4_nl+iq4_xs+q5_k+q6_k"),
-    (by_part("Q5_0", embed_tokens="Q8_0", lm_head="Q8_0", v_proj="Q5_1"), "q5+q5_mins+q8"),
-    (by_part("Q4_K", **MIXED), ""),
-)
-
-
 @pytest.mark.skipif(native.load() is None, reason="the extension was not built")
 @pytest.mark.parametrize(
     ("name", "kinds", "formats"), [*(("llama-wide", *each) for each in MIXTURES), ("phi3-wide", *MIXTURES[-1])]
@@ -252,6 +216,55 @@ def test_a_mixture_runs_on_its_own_bits(name, kinds, formats, tiny, load, all_lo
         for scheme in ("q8", "q4"):
             rounded = all_logits(load(plain, quantization=scheme), PROMPT)
             assert difference(all_logits(load(path, quantization=scheme), PROMPT), rounded) < 2e-5
+
+
+LOSSES = {"auto": (1e-3, 0.98), "auto-a8": (1e-2, 0.95)}  # at most, of the largest logit; and how many have none
+SHARE, FILE = 0.1, "model.safetensors"
+STARTS = [[(i * 5 + 3 + at * 11) % 128 for i in range(length)] for at, length in enumerate((30, 2, 17, 50))]
+
+
+@pytest.mark.skipif(native.load() is None, reason="the extension was not built")
+@pytest.mark.parametrize("scheme", LOSSES)
+@pytest.mark.parametrize("number", some(range(4), [1]))
+def test_greedy_tokens_of_a_mixture_are_those_of_a_decoder_in_floats(number, scheme, tiny, load, greedy, tmp_path):
+    """Or others whose logit is as large there, but for what the rounding of inputs may change of the two.
+
+    Random blocks all point one way, so that each token would be the same one if layers counted much here beside the
+    embedding, which is that of the model.
+    """
+
+    def kinds(tensor: str) -> str:
+        return MIXTURES[number][0](tensor) if "layers" in tensor else "Q8_0"
+
+    source = tiny("llama-wide").directory
+    quiet = {name: each * (SHARE if "layernorm" in name else 1) for name, each in load_file(source / FILE).items()}
+    source = write_values(source, tmp_path / "quiet", quiet)
+    values = write_gguf(source, tmp_path / "model.gguf", kinds)
+    plain = write_values(source, tmp_path / "plain", values)
+    model = transformers.AutoModelForCausalLM.from_pretrained(plain, dtype=torch.float32).eval()
+    losses, seen = [], set()
+    outputs = greedy(load(tmp_path / "model.gguf", quantization=scheme), STARTS, 48)
+    for prompt, output in zip(STARTS, outputs, strict=True):
+        seen |= set(output)
+        with torch.inference_mode():
+            logits = model(torch.tensor([prompt + output]), use_cache=False).logits[0, len(prompt) - 1 : -1]
+        chosen = logits.gather(1, torch.tensor(output)[:, None])[:, 0]
+        losses.append((logits.max(dim=1).values - chosen) / logits.abs().max())
+    found, (most, least) = torch.cat(losses), LOSSES[scheme]
+    assert len(seen) > 16, "a model that repeats itself tests little"
+    assert found.max() <= most
+    assert (found < 1e-5).float().mean() >= least
+
+
+def test_a_file_without_a_vocabulary_takes_token_ids(tiny, load, tmp_path):
+    """Routers read the tokenizer of the path that a worker names, and leave out a worker whose path has none."""
+    for kind in ("", "none", "no_vocab", "gpt2"):
+        path = tmp_path / f"of-{kind}.gguf"
+        describe = (lambda writer, kind=kind: writer.add_tokenizer_model(kind)) if kind else None
+        write_gguf(tiny("llama").directory, path, describe_tokens=describe)
+        found = load(path).info.tokenizer
+        assert found == (str(path) if kind == "gpt2" else "")
+    assert not open_tokenizer("").has_text
 
 
 # Whole models, once more

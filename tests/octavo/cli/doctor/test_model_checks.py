@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from gguf_models import write_bare
 
 from octavo.cli.doctor import model_checks
 
@@ -38,3 +39,10 @@ def test_what_runs_by_the_code_of_transformers_is_told_to_be_slower(folder, slow
 @pytest.mark.parametrize(("name", "result"), [("no/such/model", "note"), ("nobody/model", "ok")])
 def test_a_model_that_is_nowhere_has_no_tokenizer(name, result):
     assert model_checks.tokenizer(name).result == result
+
+
+def test_a_gguf_file_without_a_vocabulary_is_served_without_text(tmp_path):
+    path = write_bare(tmp_path / "model.gguf", "llama", 1, {"token_embd": (64, 64)})
+    for name in (tmp_path, path):
+        report = model_checks.tokenizer(str(name))
+        assert report.result == "note" and "token ids are served, and text is refused" in report.detail
