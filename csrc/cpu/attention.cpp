@@ -168,31 +168,33 @@ void AttentionPlan::run(PoolThread& thread, const AttentionJob& job) {
     }
 }
 
-void check_batch(const BatchRef& batch, std::int64_t num_tokens, std::int64_t num_blocks, std::int64_t block_size) {
-    expect(batch.seq_lens, "seq_lens", {kAny}, DType::kI32);
+void check_batch(const BatchRef& batch, std::int64_t num_tokens, std::int64_t num_blocks, std::int64_t block_size,
+                 const BatchNames& names) {
+    expect(batch.seq_lens, names.seq_lens, {kAny}, DType::kI32);
     const std::int64_t num_sequences = batch.seq_lens.shape[0];
-    expect(batch.cu_q, "cu_q", {num_sequences + 1}, DType::kI32);
-    expect(batch.tables, "block_tables", {num_sequences, kAny}, DType::kI32);
+    expect(batch.cu_q, names.cu_q, {num_sequences + 1}, DType::kI32);
+    expect(batch.tables, names.tables, {num_sequences, kAny}, DType::kI32);
     if (batch.starts.given()) {
-        expect(batch.starts, "starts", {num_sequences}, DType::kI32);
+        expect(batch.starts, names.starts, {num_sequences}, DType::kI32);
     }
     const auto* cu_q = batch.cu_q.as<std::int32_t>();
     const auto* seq_lens = batch.seq_lens.as<std::int32_t>();
-    require(cu_q[0] == 0 && cu_q[num_sequences] == num_tokens, "cu_q", "does not run from 0 to the number of tokens");
+    require(cu_q[0] == 0 && cu_q[num_sequences] == num_tokens, names.cu_q,
+            "does not run from 0 to the number of tokens");
     for (std::int64_t i = 0; i < num_sequences; ++i) {
         const std::int64_t num_queries = std::int64_t{cu_q[i + 1]} - cu_q[i], length = seq_lens[i];
-        require(num_queries >= 0, "cu_q", "falls");
-        require(length >= num_queries, "seq_lens", "is less than a sequence's queries");
+        require(num_queries >= 0, names.cu_q, "falls");
+        require(length >= num_queries, names.seq_lens, "is less than a sequence's queries");
         if (num_queries == 0) {
             continue;
         }
         const std::int64_t start = batch.starts.given() ? batch.starts.as<std::int32_t>()[i] : 0;
-        require(start >= 0 && start <= length - num_queries, "starts", "lies outside of what a query sees");
+        require(start >= 0 && start <= length - num_queries, names.starts, "lies outside of what a query sees");
         const std::int64_t used = (length - 1) / block_size + 1;
-        require(used <= batch.tables.shape[1], "block_tables", "has fewer blocks than a sequence uses");
+        require(used <= batch.tables.shape[1], names.tables, "has fewer blocks than a sequence uses");
         const auto* table = batch.tables.as<std::int32_t>() + i * batch.tables.stride[0];
         for (std::int64_t j = 0; j < used; ++j) {
-            require(table[j] >= 0 && table[j] < num_blocks, "block_tables", "names a block that is not there");
+            require(table[j] >= 0 && table[j] < num_blocks, names.tables, "names a block that is not there");
         }
     }
 }

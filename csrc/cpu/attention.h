@@ -52,8 +52,17 @@ class AttentionPlan {
     std::int64_t most_queries_ = 0;
 };
 
+// What the caller calls the arrays of a batch.
+struct BatchNames {
+    const char* cu_q = "cu_q";
+    const char* seq_lens = "seq_lens";
+    const char* tables = "block_tables";
+    const char* starts = "starts";
+};
+
 // Throws unless the batch's numbers are possible: lengths, and block ids up to each sequence's last block.
-void check_batch(const BatchRef& batch, std::int64_t num_tokens, std::int64_t num_blocks, std::int64_t block_size);
+void check_batch(const BatchRef& batch, std::int64_t num_tokens, std::int64_t num_blocks, std::int64_t block_size,
+                 const BatchNames& names = {});
 
 // The parts of a job that the pages decide, checked.
 AttentionJob attention_job(const KvPages& pages, std::int64_t num_heads);

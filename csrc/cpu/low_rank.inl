@@ -74,7 +74,7 @@ void add_low_rank(const LoraPart& part, std::int64_t first, std::int64_t count, 
 }
 
 bool adds_low_rank(const Weight& weight) {
-    return weight.packed() && has_digits(weight.rounding) && !has_row_scales(weight.format);
+    return weight.format >= Format::kQ8 && has_digits(weight.rounding) && !has_row_scales(weight.format);
 }
 
 // What is added to a tile of rows of some columns: asked for while their products keep the core busy, and added to

@@ -51,7 +51,7 @@ void ProgramRoom::begin(const BatchRef& batch, const TensorRef& slots, const Bat
     }
     check_batch(batch, tokens, blocks, size);
     if (crossed.seq_lens.given()) {
-        check_batch(crossed, tokens, blocks, size);
+        check_batch(crossed, tokens, blocks, size, {"crossed_cu_q", "crossed_lens", "crossed_tables", "starts"});
     }
     room.batch = batch;
     room.crossed = crossed;

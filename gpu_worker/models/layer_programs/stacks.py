@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from gpu_worker.models.layer_programs.recipe import LayerRecipe, Slice, UnknownLayer, vector
 from gpu_worker.ops import Ops
 from gpu_worker.ops.kv_format import KvShape
-from gpu_worker.ops.native_cpu import NativeCpuOps
+from gpu_worker.ops.native_cpu import MAX_HEAD_DIM, NativeCpuOps
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +51,8 @@ class EncoderProgram:
         if len(heads) != 1:
             raise UnknownLayer(f"layers with {len(heads)} numbers of heads")
         self._heads = heads.pop()
+        if self._heads[1] % 8 or self._heads[1] > MAX_HEAD_DIM:
+            raise UnknownLayer(f"heads of {self._heads[1]} numbers, not a multiple of 8 up to {MAX_HEAD_DIM}")
         self._recipes = [LayerRecipe(ops.extension, hidden) for _ in layers]
         for recipe, layer, bias in zip(self._recipes, layers, biases, strict=True):
             # All layers have the same pages, one after another.

@@ -67,6 +67,15 @@ def test_sequences_of_different_lengths_get_the_tokens_of_generate(name, encoded
     assert runner.info.eos_token_ids == (model.model.generation_config.eos_token_id,)
 
 
+@pytest.mark.parametrize("sizes", [{"name": "bart", "encoder_attention_heads": 8}, {"name": "t5", "d_kv": 12}])
+def test_heads_that_programs_do_not_take_run_by_their_own_code(sizes, load, tmp_path):
+    """Of 4 and of 12 numbers."""
+    model = TinyEncoded(**sizes, directory=tmp_path)
+    runner, read = load(model.directory), text(30)
+    assert runner._decoder.stack_programs is None
+    assert outputs_of(engine_of(runner), {"p": read}) == {"p": model.generate(read, 20)}
+
+
 @extended
 @pytest.mark.parametrize("name", some(NAMES, ONE_OF_EACH_ATTENTION))
 def test_layers_run_as_programs_and_by_their_own_code(name, encoded, load, monkeypatch):
