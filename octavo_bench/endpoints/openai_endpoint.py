@@ -110,7 +110,7 @@ class OpenAiEndpoint:
             raise CommandError(f"{self.url}: no answer within {timeout_s:g} s: start it, or correct the URL") from None
         except aiohttp.ClientSSLError as error:
             raise CommandError(f"{self.url}: {_words(error)}: name who has signed with --tls-ca") from None
-        except aiohttp.ClientResponseError:
+        except (aiohttp.ClientResponseError, aiohttp.ClientConnectionResetError):  # or it spoke before it was asked
             raise CommandError(
                 f"{self.url}: what answers there speaks no HTTP/1: octavo by gRPC is grpc://HOST:PORT"
             ) from None

@@ -3,10 +3,12 @@
 import asyncio
 from itertools import pairwise
 
+import aiohttp
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from octavo.process.command_error import CommandError
 from octavo_bench.endpoints import openai_endpoint
 from octavo_bench.endpoints.base import BenchRequest, RequestFailed, RequestOptions
 from octavo_bench.endpoints.openai_endpoint import OpenAiEndpoint, ServerSentEvents
@@ -69,3 +71,18 @@ async def test_a_request_on_a_connection_that_was_closed_meanwhile_is_sent_again
                 [part async for part in endpoint.stream(BenchRequest("prompt", 1))]
         finally:
             await endpoint.close()
+
+
+async def test_a_server_that_speaks_before_it_is_asked_speaks_no_http_1(monkeypatch):
+    """As gRPC's do. Whether its words or the request come first is a race: here the request finds itself refused."""
+    endpoint = OpenAiEndpoint("http://127.0.0.1:9", "", RequestOptions(0.0, False, False))
+
+    def refuse(*_, **__):
+        raise aiohttp.ClientConnectionResetError("Cannot write to closing transport")
+
+    monkeypatch.setattr(aiohttp.ClientSession, "get", refuse)
+    try:
+        with pytest.raises(CommandError, match="speaks no HTTP/1: octavo by gRPC is grpc://HOST:PORT"):
+            await endpoint.open(1.0)
+    finally:
+        await endpoint.close()
