@@ -203,18 +203,13 @@ std::int64_t linear_scratch(const LinearJob& job) {
 
 constexpr std::int64_t kTurnBytes = 512 << 10;  // the second cache keeps them for all columns
 
-// That cache keeps a slab of inputs for all rows of a turn. Where each turn lays them out anew, turns are high; but not
-// where it keeps so few columns that each weight would come from memory for every six of them: there all columns meet
-// the rows of a low turn.
+// That cache keeps a slab of inputs for all rows of a turn. Where each turn lays them out anew, turns are high.
 inline Division dense_division(const Weight& weight, std::int64_t columns) {
     constexpr std::int64_t kWide = 3 * kInputColumns;
     const std::int64_t fits = kSlabOfFloats / (4 * weight.cols + 1) / kWide * kWide, most = fits > 0 ? fits : kWide;
     Division by{kGroupRows, kTurnBytes / row_bytes(weight), columns < most ? columns : most};
 #if defined(__AVX512F__)
-    if (columns >= kFewestPaired) {
-        const bool high = paired_slab((weight.cols + 7) / 8) > 2 * kPairs;
-        by = high ? Division{kGroupRows, kHighTurn, by.columns} : Division{kGroupRows, by.most_rows, columns};
-    }
+    by.most_rows = columns >= kFewestPaired ? kHighTurn : by.most_rows;
 #endif
     return by;
 }

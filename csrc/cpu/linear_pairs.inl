@@ -13,14 +13,9 @@ constexpr std::int64_t kPairedSums = kPairedRows * kPairs * 16;
 
 inline std::int64_t eights_of(const LinearJob& job) { return (job.weight.cols + 7) / 8; }
 
-// How many columns of so many eights of inputs the second cache keeps; those of one panel at least.
-inline std::int64_t paired_slab(std::int64_t eights) {
-    const std::int64_t fits = kSlabOfFloats / (32 * eights) / (2 * kPairs) * (2 * kPairs);
-    return fits > 0 ? fits : 2 * kPairs;
-}
-
 inline std::int64_t paired_columns(const LinearJob& job) {
-    const std::int64_t most = paired_slab(eights_of(job));
+    const std::int64_t fits = kSlabOfFloats / (32 * eights_of(job)) / (2 * kPairs) * (2 * kPairs);
+    const std::int64_t most = fits > 0 ? fits : 2 * kPairs;
     return job.columns < most ? job.columns : most;
 }
 
